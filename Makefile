@@ -1,0 +1,46 @@
+# `make quickstart` and `make test` do all the set-up they need, on a fresh machine too.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install quickstart test test-slow lint format typecheck check clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+install: $(STAMP) ## Create .venv and install the package with everything its tests need
+
+# torch first and alone, so that what follows keeps the build that was chosen for this machine
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "bayeslora needs Python 3.11 or newer")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,dev]'
+	touch $(STAMP)
+
+quickstart: $(STAMP) ## Fit a point and a posterior side by side, and compare their calibration
+	$(BIN)/python examples/quickstart.py
+
+test: $(STAMP) ## Run all default tests
+	$(BIN)/python -m pytest -q
+
+test-slow: $(STAMP) ## Run the slow tests only
+	$(BIN)/python -m pytest -q -m slow
+
+lint: $(STAMP) ## Check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(STAMP) ## Fix style and formatting
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+typecheck: $(STAMP) ## Check types
+	$(BIN)/mypy
+
+check: lint typecheck test ## Everything CI runs
+
+clean: ## Remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis dist

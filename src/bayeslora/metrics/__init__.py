@@ -1,0 +1,78 @@
+"""What predictions are worth: scores, calibration, uncertainty, selective answers, sets, tokens, intervals.
+
+Pure functions of probabilities ``[N, C]`` and integer labels ``[N]``. Needs nothing but numpy; CPU
+tensors of torch are taken as arrays.
+
+Example:
+    >>> probs = [[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.5, 0.3, 0.2], [0.0, 0.4, 0.6]]
+    >>> labels = [0, 1, 1, 2]
+    >>> accuracy(probs, labels), round(nll(probs, labels), 4), round(ece(probs, labels), 4)
+    (0.75, 0.5737, 0.35)
+"""
+
+from bayeslora.metrics.bootstrap import (
+    Interval,
+    Metric,
+    PairedDifference,
+    bootstrap_interval,
+    paired_bootstrap,
+)
+from bayeslora.metrics.calibration import (
+    ReliabilityBins,
+    adaptive_ece,
+    classwise_ece,
+    ece,
+    ece_from_confidence,
+    reliability_bins,
+    reliability_bins_from_confidence,
+)
+from bayeslora.metrics.conformal import conformal_sets, conformal_threshold, mean_set_size, set_coverage
+from bayeslora.metrics.scores import accuracy, brier, nll
+from bayeslora.metrics.selective import (
+    RiskCoverage,
+    accuracy_at_coverage,
+    aurc,
+    auroc,
+    confidence_auroc,
+    risk_coverage,
+    threshold_for_coverage,
+    threshold_for_risk,
+)
+from bayeslora.metrics.tokens import TokenScores, token_scores, top_entropy
+from bayeslora.metrics.uncertainty import EntropySplit, entropy, entropy_split
+
+__all__ = [
+    "EntropySplit",
+    "Interval",
+    "Metric",
+    "PairedDifference",
+    "ReliabilityBins",
+    "RiskCoverage",
+    "TokenScores",
+    "accuracy",
+    "accuracy_at_coverage",
+    "adaptive_ece",
+    "aurc",
+    "auroc",
+    "bootstrap_interval",
+    "brier",
+    "classwise_ece",
+    "confidence_auroc",
+    "conformal_sets",
+    "conformal_threshold",
+    "ece",
+    "ece_from_confidence",
+    "entropy",
+    "entropy_split",
+    "mean_set_size",
+    "nll",
+    "paired_bootstrap",
+    "reliability_bins",
+    "reliability_bins_from_confidence",
+    "risk_coverage",
+    "set_coverage",
+    "threshold_for_coverage",
+    "threshold_for_risk",
+    "token_scores",
+    "top_entropy",
+]

@@ -1,0 +1,131 @@
+"""Calibration: is the model right in 80 % of the cases in which it says 80 %?
+
+Rows are put into bins by confidence (the largest probability), and per bin mean confidence is held
+against accuracy:
+
+    ECE = Σ_b n_b/N |acc_b − conf_b|,      MCE = max_b |acc_b − conf_b|
+
+Equal-width bins are ``((b−1)/B, b/B]``: a confidence on an edge is in the bin it closes, 0 is in the
+first. Edges are compared in the dtype of the input, so float32(0.2) is on the edge 3/15 although it is
+greater than the number 0.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from bayeslora.metrics.scores import top_class
+from bayeslora.metrics.validation import (
+    BoolArray,
+    FloatArray,
+    check_classification,
+    check_confidence,
+    check_count,
+    check_present,
+    refuse,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class ReliabilityBins:
+    """A reliability diagram as numbers.
+
+    Attributes:
+        edges: ``[B + 1]``, ``b/B`` in the dtype of the confidences.
+        count: ``[B]``, rows per bin.
+        confidence: ``[B]``, mean confidence per bin; NaN where there are no rows.
+        accuracy: ``[B]``, share of correct rows per bin; NaN where there are no rows.
+    """
+
+    edges: FloatArray
+    count: NDArray[np.int64]
+    confidence: NDArray[np.float64]
+    accuracy: NDArray[np.float64]
+
+    @property
+    def gap(self) -> NDArray[np.float64]:
+        """``acc_b − conf_b``: negative where the model is overconfident, NaN where there are no rows."""
+        return self.accuracy - self.confidence
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error: mean absolute gap, weighted by count."""
+        return float(np.nansum(self.count * np.abs(self.gap)) / self.count.sum())
+
+    @property
+    def mce(self) -> float:
+        """Maximum calibration error: the largest absolute gap of a bin that has rows."""
+        return float(np.nanmax(np.abs(self.gap)))
+
+
+def reliability_bins(probs: ArrayLike, labels: ArrayLike, bins: int = 15) -> ReliabilityBins:
+    """Confidence and accuracy in ``bins`` bins of equal width."""
+    return _equal_width(*top_class(*check_classification(probs, labels)), check_count(bins, "bins"))
+
+
+def reliability_bins_from_confidence(confidence: ArrayLike, correct: ArrayLike, bins: int = 15) -> ReliabilityBins:
+    """:func:`reliability_bins` for pairs ``confidence [N]`` in [0, 1] and ``correct [N]``."""
+    return _equal_width(*check_confidence(confidence, correct), check_count(bins, "bins"))
+
+
+def ece(probs: ArrayLike, labels: ArrayLike, bins: int = 15) -> float:
+    """Expected calibration error of the most probable class, bins of equal width."""
+    return reliability_bins(probs, labels, bins).ece
+
+
+def ece_from_confidence(confidence: ArrayLike, correct: ArrayLike, bins: int = 15) -> float:
+    """:func:`ece` for pairs ``confidence [N]`` in [0, 1] and ``correct [N]``."""
+    return reliability_bins_from_confidence(confidence, correct, bins).ece
+
+
+def adaptive_ece(probs: ArrayLike, labels: ArrayLike, bins: int = 15) -> float:
+    """Expected calibration error with bins of equal mass instead of equal width.
+
+    Rows in order of confidence are cut into ``bins`` runs whose lengths differ by at most 1, the longer
+    ones first (:func:`numpy.array_split`). Equal confidences are never cut apart, else the result would
+    depend on the order of
+    rows: all of them go to the bin of the first, that is, a cut amid equal ones moves up behind the last.
+    """
+    confidence, correct = top_class(*check_classification(probs, labels))
+    order = np.argsort(confidence)
+    confidence, correct = confidence[order], correct[order]
+    runs = np.array_split(order, check_count(bins, "bins"))
+    bin_of_position = np.repeat(np.arange(len(runs)), [len(run) for run in runs])
+    first_of_equals = np.searchsorted(confidence, confidence, side="left")
+    members = bin_of_position[first_of_equals]
+    surplus = np.bincount(members, weights=correct - confidence.astype(np.float64))
+    return float(np.abs(surplus).sum() / len(confidence))
+
+
+def classwise_ece(probs: ArrayLike, labels: ArrayLike, bins: int = 15, present: ArrayLike | None = None) -> float:
+    """Mean over classes of the calibration error of each class's own probability.
+
+    Class ``c`` is taken as a yes-or-no question with confidence ``p_c``, right where ``y = c``.
+
+    Args:
+        probs: ``[N, C]``.
+        labels: ``[N]``.
+        bins: number of bins of equal width.
+        present: boolean ``[N, C]``, which options a row offers. Rows without an option do not count for
+            its class (there the trivially right probability 0 would flatter it), and a class that no row
+            offers is left out.
+    """
+    p, y = check_classification(probs, labels)
+    bins = check_count(bins, "bins")
+    mask = check_present(present, p)
+    refuse(~mask[np.arange(len(y)), y], y, "labels must be options that are present")
+    errors = [_equal_width(p[rows, c], y[rows] == c, bins).ece for c, rows in enumerate(mask.T) if rows.any()]
+    return float(np.mean(errors))
+
+
+def _equal_width(confidence: FloatArray, correct: BoolArray, bins: int) -> ReliabilityBins:
+    edges = (np.arange(bins + 1) / bins).astype(confidence.dtype)
+    members = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
+    count = np.bincount(members, minlength=bins)
+    with np.errstate(invalid="ignore"):
+        mean_confidence = np.bincount(members, weights=confidence, minlength=bins) / count
+        mean_correct = np.bincount(members, weights=correct, minlength=bins) / count
+    return ReliabilityBins(edges, count, mean_confidence, mean_correct)

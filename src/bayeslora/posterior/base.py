@@ -1,0 +1,172 @@
+"""What every posterior over LoRA factors offers: draw, mean, KL and scale, for all layers at once."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bayeslora.posterior.kl import KL
+from bayeslora.posterior.layers import LayerGroup, LayerShape, group_by_shape, layer_positions
+
+
+class LayerFactors(NamedTuple):
+    """The factors of one layer: ``A [n, R, i]`` and ``B [n, o, R]``."""
+
+    A: Tensor
+    B: Tensor
+
+
+@dataclass(frozen=True)
+class Factors:
+    """``n`` weight draws of every layer, stacked by layer shape.
+
+    Index by layer name to get the factors of one layer; ``A[g]`` and ``B[g]`` hold those of a whole
+    group as ``[L, n, R, i]`` and ``[L, n, o, R]``. Block ``k`` of a batch uses draw ``k``, the same
+    index in every layer, so one draw is one coherent network.
+
+    ``latents`` is what the posterior needs to evaluate its KL at this very draw.
+    """
+
+    groups: tuple[LayerGroup, ...]
+    A: tuple[Tensor, ...]
+    B: tuple[Tensor, ...]
+    latents: Any = None
+
+    @property
+    def n(self) -> int:
+        """Number of draws."""
+        return self.A[0].shape[1]
+
+    @cached_property
+    def _positions(self) -> dict[str, tuple[int, int]]:
+        return layer_positions(self.groups)
+
+    def __getitem__(self, name: str) -> LayerFactors:
+        group, row = self._positions[name]
+        return LayerFactors(self.A[group][row], self.B[group][row])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._positions)
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def product(self, name: str) -> Tensor:
+        """``B A`` of one layer, ``[n, o, i]``; the LoRA scale ``alpha / R`` is the adapter's affair."""
+        A, B = self[name]
+        return B @ A
+
+    def detach(self) -> Factors:
+        """The same draws cut from the graph, without what the KL needs."""
+        return replace(
+            self,
+            A=tuple(a.detach() for a in self.A),
+            B=tuple(b.detach() for b in self.B),
+            latents=None,
+        )
+
+
+class Posterior(nn.Module, ABC):
+    """A distribution over the LoRA factors of all adapted layers.
+
+    Subclasses implement :meth:`_draw`, :meth:`_mean` and, if they are trained with one, :meth:`_kl`.
+    They register their parameters flat on the module (no sub-modules), one tensor per layer shape
+    with the layers along the first dimension, so that cost in kernel launches and size of the
+    state dict grow with the number of shapes and not of layers.
+
+    Arithmetic is float32 (float64 if the parameters are) with autocast disabled: in half precision
+    the small differences that make up a covariance are lost.
+    """
+
+    def __init__(self, layers: Sequence[LayerShape]) -> None:
+        super().__init__()
+        self.layers = tuple(layers)
+        self.groups = group_by_shape(self.layers)
+        self._scale = 1.0
+
+    @property
+    def scale(self) -> float:
+        """Multiplier of every posterior standard deviation, 1 as trained; chosen by calibration."""
+        return self._scale
+
+    @scale.setter
+    def scale(self, value: float) -> None:
+        if not (math.isfinite(value) and value >= 0.0):
+            raise ValueError(f"posterior scale must be finite and not negative, got {value}")
+        self._scale = float(value)
+
+    def draw(self, n: int = 1, generator: torch.Generator | None = None) -> Factors:
+        """Draw ``n`` coherent sets of factors; a ``generator`` makes them reproducible.
+
+        Args:
+            n: how many draws, at least 1.
+            generator: source of all noise. It may live on another device than the parameters (a CPU
+                generator gives the same draws on every device).
+        """
+        if n < 1:
+            raise ValueError(f"number of draws must be at least 1, got {n}")
+        with self._full_precision():
+            return self._draw(n, generator)
+
+    def mean(self) -> Factors:
+        """Factors, as one draw, whose product is the mean of ``B A``: deterministic mode and merging.
+
+        The rank of these factors may exceed the layer's rank where the mean of the product asks for it.
+        """
+        with self._full_precision():
+            return self._mean()
+
+    def kl(self, factors: Factors | None = None, generator: torch.Generator | None = None) -> KL:
+        """KL to the prior, at the draw ``factors`` where it is a Monte-Carlo estimate.
+
+        Without ``factors`` an estimate takes a fresh sample. Exact terms ignore both arguments.
+        """
+        with self._full_precision():
+            return self._kl(factors, generator)
+
+    def parameter_count(self) -> int:
+        """Number of trainable scalars."""
+        return sum(p.numel() for p in self.parameters() if p.requires_grad)
+
+    @abstractmethod
+    def _draw(self, n: int, generator: torch.Generator | None) -> Factors: ...
+
+    @abstractmethod
+    def _mean(self) -> Factors: ...
+
+    def _kl(self, factors: Factors | None, generator: torch.Generator | None) -> KL:
+        """Zero unless the posterior has a prior: points and sets of points are not penalised."""
+        zero = torch.zeros((), device=self._reference.device)
+        return KL(zero, zero)
+
+    @property
+    def _reference(self) -> nn.Parameter:
+        """Any parameter: tells device and dtype."""
+        return next(self.parameters())
+
+    def _full_precision(self) -> torch.autocast:
+        return torch.autocast(self._reference.device.type, enabled=False)
+
+    def _tensor(self, name: str) -> Tensor:
+        """A parameter by name, in at least float32 (trainers may have cast it to half precision)."""
+        parameter = self.get_parameter(name)
+        return parameter if parameter.dtype == torch.float64 else parameter.float()
+
+    def _noise(self, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
+        """Standard normal noise on the parameters' device."""
+        reference = self._reference
+        dtype = torch.float64 if reference.dtype == torch.float64 else torch.float32
+        source = generator.device if generator is not None else reference.device
+        noise = torch.randn(tuple(shape), generator=generator, device=source, dtype=dtype)
+        return noise.to(reference.device)
+
+    def extra_repr(self) -> str:
+        """Shown by ``print``."""
+        return f"layers={len(self.layers)}, shapes={len(self.groups)}, scale={self.scale}"

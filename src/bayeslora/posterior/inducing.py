@@ -1,0 +1,346 @@
+"""Bayesian-LoRA: inducing matrices, a flow and conditional noise for each factor (methods card 13).
+
+Per adapted layer and factor ``F ∈ {A, B}`` of shape ``[o_F, i_F]``, with ``σ_F`` the scale of the prior:
+
+    V0 ~ N(m, diag s²),   V = T_φ(V0),   F = σ_F (P_rᵀ V P_c + λ ε),   ε ~ N(0, Σ_X)
+
+The prior of ``V`` is standard normal, under which every entry of ``F/σ_F`` is marginally ``N(0, 1)``.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bayeslora.posterior.base import Factors, Posterior
+from bayeslora.posterior.conditional import conditional_mean, conditional_sample
+from bayeslora.posterior.flow import FlowParameters, apply_flow, init_flow
+from bayeslora.posterior.inducing_config import InducingConfig
+from bayeslora.posterior.kl import (
+    KL,
+    conditional_noise_kl,
+    gaussian_entropy,
+    half_log_det,
+    matrix_normal_kl,
+    standard_normal_kl,
+)
+from bayeslora.posterior.layers import LayerGroup, LayerShape
+from bayeslora.posterior.projection import Projection, Side, project
+
+MEAN_SAMPLES = 256
+"""Antithetic samples behind ``E[V]`` when a flow leaves it without a closed form."""
+
+_MEAN_CHUNK = 32
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One factor of one group of layers, and the rows of the latent stack that belong to it."""
+
+    group: LayerGroup
+    factor: str
+    size: tuple[int, int]
+    rows: slice
+    scale: float
+
+    @property
+    def key(self) -> str:
+        return f"{self.factor}_{self.group.key}"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.group.factor_shapes[self.factor]
+
+
+class _Latent(NamedTuple):
+    """Draws of all inducing matrices of one size, ``[M, n, m_r, m_c]``, and ``log|det J|``, ``[M, n]``."""
+
+    value: Tensor
+    log_det: Tensor
+
+
+Latents = dict[tuple[int, int], _Latent]
+"""Draws of the inducing matrices by their size ``(m_r, m_c)``."""
+
+
+class _Projections(NamedTuple):
+    row: Projection
+    col: Projection
+
+
+class InducingPosterior(Posterior):
+    """Bayesian-LoRA's posterior over the factors of all layers.
+
+    Args:
+        layers: the adapted layers.
+        config: see :class:`InducingConfig`.
+        seed: seed of the initial values; the global random state is not touched.
+
+    Example:
+        >>> layers = [LayerShape(f"block{k}.q", 64, 64, rank=4) for k in range(3)]
+        >>> posterior = InducingPosterior(layers)
+        >>> factors = posterior.draw(2, torch.Generator().manual_seed(0))
+        >>> [tuple(f.shape) for f in factors["block1.q"]]
+        [(2, 4, 64), (2, 64, 4)]
+        >>> bool(posterior.mean().product("block1.q").abs().max() == 0)
+        True
+    """
+
+    def __init__(self, layers: Sequence[LayerShape], config: InducingConfig | None = None, seed: int = 0) -> None:
+        super().__init__(layers)
+        self.config = config or InducingConfig()
+        self._blocks, self._stacks = _plan(self.groups, self.config)
+        self._initialise(torch.Generator().manual_seed(seed))
+
+    # Initial values ---------------------------------------------------------------------------------------------
+
+    def _initialise(self, generator: torch.Generator) -> None:
+        def normal(shape: Sequence[int], sd: float = 1.0) -> Tensor:
+            return sd * torch.randn(tuple(shape), generator=generator)
+
+        def uniform(shape: Sequence[int], bound: float) -> Tensor:
+            return bound * (2.0 * torch.rand(tuple(shape), generator=generator) - 1.0)
+
+        config = self.config
+        for block in self._blocks:
+            (m_r, m_c), (rows, columns), count = block.size, block.shape, len(block.group)
+            self._add(f"z_row_{block.key}", normal((count, m_r, rows), m_r**-0.5))
+            self._add(f"z_col_{block.key}", normal((count, m_c, columns), m_c**-0.5))
+            self._add(f"log_d_row_{block.key}", torch.full((count, m_r), math.log(config.init_d)))
+            self._add(f"log_d_col_{block.key}", torch.full((count, m_c), math.log(config.init_d)))
+            if config.learn_lambda:
+                start = _inverse_bound(config.init_lambda, config.max_lambda)
+                self._add(f"lambda_logit_{block.key}", torch.full((count,), start))
+        for size, count in self._stacks.items():
+            key = _size_key(size)
+            self._add(f"mean_{key}", normal((count, *size)))
+            start = _inverse_bound(config.init_sd_u, config.max_sd_u)
+            self._add(f"sd_logit_{key}", torch.full((count, *size), start))
+            if config.flow_depth > 0:
+                flow = init_flow(count, size[1], config.flow_depth, config.flow_hidden, uniform)
+                for name, value in flow._asdict().items():
+                    self._add(f"flow_{name}_{key}", value)
+        self._start_means()
+
+    def _add(self, name: str, value: Tensor) -> None:
+        self.register_parameter(name, nn.Parameter(value))
+
+    @torch.no_grad()
+    def _start_means(self) -> None:
+        """Zero the means of ``B`` where wanted; without whitening, map the random ones from ``V`` to ``U``."""
+        zero_start = self.config.zero_start
+        if zero_start is None:
+            zero_start = not self.config.share_inducing
+        if not self.config.whitened:
+            for block, (row, col) in self._projections():
+                mean = self.get_parameter(f"mean_{_size_key(block.size)}")
+                mean[block.rows] = row.chol @ mean[block.rows] @ col.chol.mT
+        if zero_start:
+            for block in self._blocks:
+                if block.factor == "B":
+                    self.get_parameter(f"mean_{_size_key(block.size)}")[block.rows] = 0.0
+
+    # Pieces of the posterior ------------------------------------------------------------------------------------
+
+    def inducing_mean(self, size: tuple[int, int]) -> Tensor:
+        """Means ``m`` of all inducing matrices of one size, before the flow, ``[M, m_r, m_c]``."""
+        return self._tensor(f"mean_{_size_key(size)}")
+
+    def inducing_sd(self, size: tuple[int, int]) -> Tensor:
+        """Standard deviations ``s`` of all inducing matrices of one size, posterior scale included."""
+        logit = self._tensor(f"sd_logit_{_size_key(size)}")
+        return self.scale * self.config.max_sd_u * torch.sigmoid(logit)
+
+    def _noise_scale(self, block: _Block) -> Tensor:
+        """``λ`` of one block, ``[L]``, posterior scale included."""
+        if not self.config.learn_lambda:
+            start = torch.full((len(block.group),), self.config.init_lambda)
+            return self.scale * start.to(self._tensor(f"z_row_{block.key}"))
+        logit = self._tensor(f"lambda_logit_{block.key}")
+        return self.scale * self.config.max_lambda * torch.sigmoid(logit)
+
+    def _flow(self, size: tuple[int, int]) -> FlowParameters:
+        names = FlowParameters._fields
+        return FlowParameters(*(self._tensor(f"flow_{name}_{_size_key(size)}") for name in names))
+
+    def _projections(self) -> list[tuple[_Block, _Projections]]:
+        sides = [
+            Side(self._tensor(f"z_{side}_{b.key}"), self._tensor(f"log_d_{side}_{b.key}").exp())
+            for b in self._blocks
+            for side in ("row", "col")
+        ]
+        projections = project(sides)
+        pairs = zip(projections[0::2], projections[1::2], strict=True)
+        return [(b, _Projections(*pair)) for b, pair in zip(self._blocks, pairs, strict=True)]
+
+    def _transform(self, size: tuple[int, int], noise: Tensor) -> _Latent:
+        """``T_φ(m + s ⊙ noise)`` for ``noise [M, n, m_r, m_c]``."""
+        base = torch.addcmul(self.inducing_mean(size).unsqueeze(1), self.inducing_sd(size).unsqueeze(1), noise)
+        if self.config.flow_depth == 0:
+            return _Latent(base, base.new_zeros(base.shape[:2]))
+        rows, log_det = apply_flow(self._flow(size), base.flatten(1, 2))
+        return _Latent(rows.view_as(base), log_det.unflatten(1, base.shape[1:3]).sum(-1))
+
+    def _sample(self, n: int, generator: torch.Generator | None) -> Latents:
+        return {
+            size: self._transform(size, self._noise((count, n, *size), generator))
+            for size, count in self._stacks.items()
+        }
+
+    def _whiten(self, latent: Tensor, sides: _Projections) -> Tensor:
+        """The whitened matrix ``V`` of a latent ``[L, n, m_r, m_c]``: ``𝓛_r⁻¹ U 𝓛_c⁻ᵀ`` if that is ``U``."""
+        if self.config.whitened:
+            return latent
+        row, col = (side.chol.unsqueeze(1) for side in sides)
+        left = torch.linalg.solve_triangular(row, latent, upper=False)
+        return torch.linalg.solve_triangular(col.mT, left, upper=True, left=False)
+
+    # Draws and mean ---------------------------------------------------------------------------------------------
+
+    def _draw(self, n: int, generator: torch.Generator | None) -> Factors:
+        latents = self._sample(n, generator)
+        factors: dict[str, list[Tensor]] = {"A": [], "B": []}
+        for block, sides in self._projections():
+            core = self._whiten(latents[block.size].value[block.rows], sides)
+            sample = conditional_sample(
+                sides.row,
+                sides.col,
+                block.scale * core,
+                block.scale * self._noise_scale(block).view(-1, 1, 1, 1),
+                lambda shape: self._noise(shape, generator),
+            )
+            factors[block.factor].append(sample)
+        return Factors(self.groups, tuple(factors["A"]), tuple(factors["B"]), latents)
+
+    def _mean(self) -> Factors:
+        if self.config.share_inducing:
+            return self._shared_mean()
+        means = {size: self._expect(size).unsqueeze(1) for size in self._stacks}
+        factors: dict[str, list[Tensor]] = {"A": [], "B": []}
+        for block, sides in self._projections():
+            core = self._whiten(means[block.size][block.rows], sides)
+            mean = conditional_mean(sides.row, sides.col, block.scale * core)
+            factors[block.factor].append(mean)
+        return Factors(self.groups, tuple(factors["A"]), tuple(factors["B"]))
+
+    def _shared_mean(self) -> Factors:
+        """``E[B A] = σ_B P_rBᵀ · E[V M V] · σ_A P_cA`` with ``M = P_cB P_rAᵀ``, as factors of rank ``m_c``."""
+        wide, tall = [], []
+        pairs = self._projections()
+        for (a, sides_a), (b, sides_b) in zip(pairs[0::2], pairs[1::2], strict=True):
+            core = self._expect_quadratic(a, sides_b.col.p @ sides_a.row.p.mT)
+            wide.append((a.scale * sides_a.col.p).unsqueeze(1))
+            tall.append((b.scale * (sides_b.row.p.mT @ core)).unsqueeze(1))
+        return Factors(self.groups, tuple(wide), tuple(tall))
+
+    def _expect(self, size: tuple[int, int]) -> Tensor:
+        """``E[T_φ(V0)]``: the mean itself without a flow, an average over antithetic samples with one.
+
+        Partners are added first, so that the mean of an identity flow at zero is exactly zero.
+        """
+        if self.config.flow_depth == 0:
+            return self.inducing_mean(size)
+        halves = (latent.chunk(2, dim=1) for latent in self._antithetic(size))
+        return torch.cat([0.5 * (plus + minus) for plus, minus in halves], dim=1).mean(1)
+
+    def _expect_quadratic(self, block: _Block, middle: Tensor) -> Tensor:
+        """``E[V M V]`` for ``M = middle [L, m_c, m_r]``; without a flow exactly ``m M m + Mᵀ ⊙ s²``."""
+        if self.config.flow_depth == 0:
+            mean, sd = self.inducing_mean(block.size), self.inducing_sd(block.size)
+            mean, sd = mean[block.rows], sd[block.rows]
+            return mean @ middle @ mean + middle.mT * sd.square()
+        middle = middle.unsqueeze(1)
+        samples = (latent[block.rows] for latent in self._antithetic(block.size))
+        return torch.stack([(v @ middle @ v).mean(1) for v in samples]).mean(0)
+
+    def _antithetic(self, size: tuple[int, int]) -> list[Tensor]:
+        """Fixed samples ``T_φ(m ± s ⊙ noise)`` in chunks ``[M, chunk, m_r, m_c]``; the same at every call."""
+        generator = torch.Generator().manual_seed(0)
+        shape = (self._stacks[size], _MEAN_CHUNK // 2, *size)
+        noises = [self._noise(shape, generator) for _ in range(MEAN_SAMPLES // _MEAN_CHUNK)]
+        return [self._transform(size, torch.cat([e, -e], dim=1)).value for e in noises]
+
+    # KL terms ---------------------------------------------------------------------------------------------------
+
+    def _kl(self, factors: Factors | None, generator: torch.Generator | None) -> KL:
+        conditional = [conditional_noise_kl(self._noise_scale(block), math.prod(block.shape)) for block in self._blocks]
+        if self.config.flow_depth == 0:
+            inducing = self._exact_kl()
+        else:
+            latents = factors.latents if factors is not None else self._sample(1, generator)
+            inducing = self._sampled_kl(latents)
+        return KL(inducing, torch.stack(conditional).sum())
+
+    def _exact_kl(self) -> Tensor:
+        """KL of the Gaussian over the inducing matrices, in the space it is parametrised in."""
+        moments = {s: (self.inducing_mean(s), self.inducing_sd(s)) for s in self._stacks}
+        if self.config.whitened:
+            return torch.stack([standard_normal_kl(*m) for m in moments.values()]).sum()
+        terms = []
+        for block, (row, col) in self._projections():
+            mean, sd = (moment[block.rows] for moment in moments[block.size])
+            terms.append(matrix_normal_kl(mean, sd, row.chol, col.chol))
+        return torch.stack(terms).sum()
+
+    def _sampled_kl(self, latents: Latents) -> Tensor:
+        """``E[log q(V) − log p(V)]`` averaged over the draws, with the entropy of ``V0`` in closed form."""
+        terms = [self._cross_entropy(latents)]
+        for size, latent in latents.items():
+            terms.append(-gaussian_entropy(self.inducing_sd(size)))
+            terms.append(-latent.log_det.mean(1).sum())
+        return torch.stack(terms).sum()
+
+    def _cross_entropy(self, latents: Latents) -> Tensor:
+        """``−log p`` of the latents under their prior, averaged over the draws and summed over layers."""
+        if self.config.whitened:
+            return torch.stack([_standard_energy(x.value) for x in latents.values()]).sum()
+        terms = []
+        for block, sides in self._projections():
+            whitened = self._whiten(latents[block.size].value[block.rows], sides)
+            terms.append(_standard_energy(whitened) + half_log_det(sides.row.chol, sides.col.chol))
+        return torch.stack(terms).sum()
+
+
+def _plan(
+    groups: Sequence[LayerGroup], config: InducingConfig
+) -> tuple[tuple[_Block, ...], dict[tuple[int, int], int]]:
+    """Which rows of which latent stack each factor of each group uses, and how tall the stacks are."""
+    blocks: list[_Block] = []
+    stacks: dict[tuple[int, int], int] = {}
+    for group in groups:
+        size = config.size(group.rank)
+        if max(size) > 2 * group.rank:
+            warnings.warn(
+                f"inducing size {size[0]}x{size[1]} is more than twice the rank {group.rank}: beyond the rank it adds "
+                "parameters but no capacity",
+                stacklevel=4,
+            )
+        start = stacks.get(size, 0)
+        for factor, (_, columns) in group.factor_shapes.items():
+            if factor == "B" and not config.share_inducing:
+                start += len(group)
+            rows = slice(start, start + len(group))
+            blocks.append(_Block(group, factor, size, rows, config.factor_scale(columns)))
+        stacks[size] = start + len(group)
+    return tuple(blocks), stacks
+
+
+def _size_key(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]}"
+
+
+def _inverse_bound(value: float, bound: float) -> float:
+    """Logit for which ``bound · sigmoid(logit)`` is ``value``."""
+    return math.log(value / (bound - value))
+
+
+def _standard_energy(value: Tensor) -> Tensor:
+    """``−log N(value; 0, I)`` of ``[M, n, m_r, m_c]``, averaged over ``n`` and summed over the rest."""
+    energy = 0.5 * (value.square() + math.log(2.0 * math.pi))
+    return energy.mean(1).sum()

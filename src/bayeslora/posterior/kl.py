@@ -1,0 +1,91 @@
+"""The two KL terms of the objective, their closed forms and their weight in the loss."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+KLScaling = Literal["elbo", "paper"]
+
+PAPER_KL_FACTOR = 0.2
+
+
+@dataclass(frozen=True)
+class KL:
+    """KL of the posterior to its prior in nats, summed over all layers.
+
+    ``inducing`` belongs to the latent matrix of each factor (for a posterior without one: to the
+    factors themselves), ``conditional`` to the noise of the factors given that matrix. They are kept
+    apart because the second is larger by orders of magnitude and says nothing about the fit.
+    """
+
+    inducing: Tensor
+    conditional: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        """Sum of both terms, the one that enters the loss."""
+        return self.inducing + self.conditional
+
+
+def kl_weight(scaling: KLScaling, *, examples: int, batch_size: int, beta: float = 1.0) -> float:
+    """Weight of the KL beside a *mean* log-likelihood (methods card 13, section 13.4).
+
+    ``elbo`` is ``beta / N``, the bound per example. ``paper`` is ``0.2 / steps per epoch``, which
+    equals ``0.2 b / N`` and so weighs the KL by ``0.2 b`` relative to the bound.
+    """
+    if examples < 1 or batch_size < 1:
+        raise ValueError(f"need examples >= 1 and batch_size >= 1, got {examples} and {batch_size}")
+    if not (math.isfinite(beta) and beta >= 0):
+        raise ValueError(f"beta must be finite and not negative, got {beta}")
+    if scaling == "elbo":
+        return beta / examples
+    if scaling == "paper":
+        return beta * PAPER_KL_FACTOR / math.ceil(examples / batch_size)
+    raise ValueError(f"unknown KL scaling {scaling!r}; choose 'elbo' or 'paper'")
+
+
+def standard_normal_kl(mean: Tensor, sd: Tensor) -> Tensor:
+    """``KL(N(mean, diag sd²) ‖ N(0, I))``, summed over every entry."""
+    return 0.5 * (sd.square() + mean.square() - 1.0 - 2.0 * sd.log()).sum()
+
+
+def gaussian_entropy(sd: Tensor) -> Tensor:
+    """Entropy of independent Gaussians, summed over every entry."""
+    return (sd.log() + 0.5 * math.log(2.0 * math.pi * math.e)).sum()
+
+
+def matrix_normal_kl(mean: Tensor, sd: Tensor, chol_row: Tensor, chol_col: Tensor) -> Tensor:
+    """``KL(N(mean, diag sd²) ‖ N(0, K_r ⊗ K_c))`` of matrices ``[L, m_r, m_c]``, from the kernels' Cholesky factors.
+
+    The trace needs only the diagonals of the inverse kernels: ``Σ_ij (K_r⁻¹)_ii sd_ij² (K_c⁻¹)_jj``.
+    """
+    inverse_row, inverse_col = (_triangular_inverse(chol) for chol in (chol_row, chol_col))
+    diagonal_row, diagonal_col = (x.square().sum(-2) for x in (inverse_row, inverse_col))
+    trace = (diagonal_row.unsqueeze(-1) * sd.square() * diagonal_col.unsqueeze(-2)).sum()
+    quadratic = (inverse_row @ mean @ inverse_col.mT).square().sum()
+    log_dets = half_log_det(chol_row, chol_col) - sd.log().sum()
+    return 0.5 * (trace + quadratic - sd.numel()) + log_dets
+
+
+def half_log_det(chol_row: Tensor, chol_col: Tensor) -> Tensor:
+    """``½ log det(K_r ⊗ K_c) = m_c log det 𝓛_r + m_r log det 𝓛_c``, summed over layers."""
+    row, col = (chol.diagonal(dim1=-2, dim2=-1).log() for chol in (chol_row, chol_col))
+    return col.shape[-1] * row.sum() + row.shape[-1] * col.sum()
+
+
+def _triangular_inverse(chol: Tensor) -> Tensor:
+    identity = torch.eye(chol.shape[-1], dtype=chol.dtype, device=chol.device)
+    return torch.linalg.solve_triangular(chol, identity.expand_as(chol), upper=False)
+
+
+def conditional_noise_kl(noise_scale: Tensor, entries: int) -> Tensor:
+    """``KL(N(μ, λ²Σ) ‖ N(μ, Σ))`` for ``entries`` dimensions: ``entries/2 (λ² − 1 − 2 ln λ)``.
+
+    The covariance cancels, so the value depends on neither the projectors nor the inducing matrix.
+    """
+    return 0.5 * entries * (noise_scale.square() - 1.0 - 2.0 * torch.log(noise_scale)).sum()

@@ -1,0 +1,112 @@
+"""Projectors between a factor and its inducing matrix (methods card 13, section 13.1).
+
+One side of a factor (its rows or its columns) of width ``w`` has ``m`` inducing points ``Z [m, w]`` and
+a positive diagonal ``D [m]``. With ``K = Z Zᵀ + D² = 𝓛 𝓛ᵀ`` everything needed is one triangular solve,
+
+    [P, C] = 𝓛⁻¹ [Z, D]        and        P Pᵀ + C Cᵀ = I,
+
+so no inverse is formed and the noise needs no second Cholesky factor.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+BASE_JITTER = 1e-6
+"""Part of the mean of ``diag(Z Zᵀ)`` that is always added to ``D²``."""
+
+MAX_JITTER = 1e-2
+"""Largest such part that is tried before giving up."""
+
+
+class JitterWarning(UserWarning):
+    """A kernel matrix was so close to singular that it needed more than the usual jitter."""
+
+
+class IllConditionedError(ArithmeticError):
+    """A kernel matrix has no Cholesky factor, whatever jitter was tried."""
+
+
+class Side(NamedTuple):
+    """Inducing points ``z [L, m, w]`` and diagonal ``d [L, m]`` of one side of stacked factors."""
+
+    z: Tensor
+    d: Tensor
+
+
+class Projection(NamedTuple):
+    """``p = 𝓛⁻¹Z [L, m, w]``, ``c = 𝓛⁻¹D [L, m, m]`` and ``chol = 𝓛 [L, m, m]``."""
+
+    p: Tensor
+    c: Tensor
+    chol: Tensor
+
+
+def project(sides: Sequence[Side]) -> list[Projection]:
+    """Projectors of all sides; sides of equal ``m`` share one batched Cholesky call."""
+    by_size: dict[int, list[int]] = {}
+    for index, side in enumerate(sides):
+        by_size.setdefault(side.z.shape[-2], []).append(index)
+    projections: dict[int, Projection] = {}
+    for members in by_size.values():
+        stacked_d, stacked_chol = _factorise([sides[k] for k in members])
+        counts = [sides[k].z.shape[0] for k in members]
+        pieces = zip(members, stacked_d.split(counts), stacked_chol.split(counts), strict=True)
+        for index, d, chol in pieces:
+            projections[index] = _solve(chol, sides[index].z, d)
+    return [projections[index] for index in range(len(sides))]
+
+
+def _factorise(sides: Sequence[Side]) -> tuple[Tensor, Tensor]:
+    """``D`` with the jitter folded in, and the Cholesky factor of ``Z Zᵀ + D²``, both stacked.
+
+    The jitter is part of ``D²``, so that the kernel and the conditional noise stay consistent.
+    Matrices that fail are tried again with ten times the jitter, the others are left as they are.
+    """
+    gram = torch.cat([side.z @ side.z.mT for side in sides])
+    d2 = torch.cat([side.d for side in sides]).square()
+    unit = gram.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
+    jitter = torch.full_like(unit, BASE_JITTER)
+    while True:
+        jittered = d2 + jitter * unit
+        chol, info = torch.linalg.cholesky_ex(gram + torch.diag_embed(jittered))
+        diagonal = chol.diagonal(dim1=-2, dim2=-1)
+        failed = info.ne(0) | ~torch.isfinite(diagonal.sum(-1))  # NaN passes LAPACK unnoticed
+        if not bool(failed.any()):
+            return jittered.sqrt(), chol
+        _report_failure(failed, jitter[failed].max(), finite=bool(torch.isfinite(gram).all()))
+        jitter = torch.where(failed[:, None], 10.0 * jitter, jitter)
+
+
+def _report_failure(failed: Tensor, jitter: Tensor, *, finite: bool) -> None:
+    """Warn while larger jitters are left to try, raise when there are none."""
+    count, total, used = int(failed.sum()), failed.numel(), float(jitter)
+    if not finite:
+        raise IllConditionedError(
+            f"{count} of {total} kernel matrices Z Zᵀ + D² are not finite; training has diverged: "
+            "lower the learning rate or resume from an earlier checkpoint"
+        )
+    if used > 0.99 * MAX_JITTER:  # ten times a float32 is not quite a power of ten
+        raise IllConditionedError(
+            f"{count} of {total} kernel matrices Z Zᵀ + D² have no Cholesky factor even with a relative "
+            f"jitter of {used:.0e}: the inducing points have collapsed; lower the learning rate or use "
+            "fewer inducing rows and columns"
+        )
+    warnings.warn(
+        f"{count} of {total} kernel matrices Z Zᵀ + D² have no Cholesky factor with a relative jitter of "
+        f"{used:.0e}; trying {10 * used:.0e}",
+        JitterWarning,
+        stacklevel=2,
+    )
+
+
+def _solve(chol: Tensor, z: Tensor, d: Tensor) -> Projection:
+    """One triangular solve of ``[Z, D]``."""
+    width = z.shape[-1]
+    solved = torch.linalg.solve_triangular(chol, torch.cat([z, torch.diag_embed(d)], dim=-1), upper=False)
+    return Projection(solved[..., :width], solved[..., width:], chol)

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.stats import kstest
+
+from bayeslora.metrics import accuracy, bootstrap_interval, ece, nll, paired_bootstrap
+
+from .cases import random_case
+
+
+def always_first(rows: int) -> NDArray[Any]:
+    return np.tile([0.9, 0.1], (rows, 1))
+
+
+def share_right(probs: NDArray[Any], labels: NDArray[Any]) -> float:
+    """Accuracy without the checks, for speed."""
+    return float((probs.argmax(-1) == labels).mean())
+
+
+def mean_label_probability(probs: NDArray[Any], labels: NDArray[Any]) -> float:
+    return float(probs[np.arange(len(labels)), labels].mean())
+
+
+def test_interval_is_made_of_the_resamples_of_the_seed() -> None:
+    probs, labels = random_case(0, rows=60)
+    rng = np.random.default_rng(7)
+    values = sorted(ece(probs[k], labels[k]) for k in (rng.integers(60, size=60) for _ in range(200)))
+    result = bootstrap_interval(ece, probs, labels, level=0.9, resamples=200, seed=7)
+    assert result.value == ece(probs, labels)
+    assert (result.low, result.high) == (values[9], values[189])
+
+
+def test_interval_contains_the_truth_as_often_as_it_says() -> None:
+    """Bernoulli accuracy of 0.7 on 200 rows: the percentile interval at 95 % covers about 94 %."""
+    rng, hits, runs = np.random.default_rng(0), 0, 300
+    for seed in range(runs):
+        labels = (rng.random(200) > 0.7).astype(int)
+        result = bootstrap_interval(share_right, always_first(200), labels, resamples=200, seed=seed)
+        hits += result.low <= 0.7 <= result.high
+    assert 0.91 <= hits / runs <= 0.98
+
+
+def test_width_follows_the_standard_error_and_the_level() -> None:
+    labels = (np.arange(400) % 10 >= 7).astype(int)
+    error = math.sqrt(0.7 * 0.3 / 400)
+    for level, z in ((0.95, 1.96), (0.5, 0.674)):
+        result = bootstrap_interval(share_right, always_first(400), labels, level=level, resamples=4000)
+        assert result.value == pytest.approx(0.7)
+        assert (result.high - result.low) / 2 == pytest.approx(z * error, rel=0.12)
+
+
+def test_global_random_state_is_neither_used_nor_touched() -> None:
+    probs, labels = random_case(0, rows=30)
+    results = []
+    for state in (1, 2):
+        np.random.seed(state)
+        before = np.random.get_state()[1].tolist()
+        results.append(
+            (
+                bootstrap_interval(nll, probs, labels, resamples=20),
+                paired_bootstrap(nll, probs, probs[:, ::-1], labels, resamples=20),
+            )
+        )
+        assert np.random.get_state()[1].tolist() == before
+    assert results[0] == results[1]
+    assert bootstrap_interval(nll, probs, labels, resamples=20, seed=1) != results[0][0]
+
+
+@pytest.mark.filterwarnings("error")
+def test_infinite_metric_stays_an_answer() -> None:
+    probs, labels = np.array([[1.0, 0.0]] * 9 + [[0.0, 1.0]]), [0] * 10
+    result = bootstrap_interval(nll, probs, labels)
+    assert (result.value, result.low, result.high) == (math.inf, 0.0, math.inf)
+
+
+def test_paired_difference_is_made_of_the_resamples_of_the_seed() -> None:
+    a, labels = random_case(0, rows=40)
+    b = random_case(1, rows=40)[0]
+    rng = np.random.default_rng(3)
+    rows = [rng.integers(40, size=40) for _ in range(99)]
+    values = sorted(nll(a[k], labels[k]) - nll(b[k], labels[k]) for k in rows)
+    result = paired_bootstrap(nll, a, b, labels, level=0.8, resamples=99, seed=3)
+    assert result.difference == nll(a, labels) - nll(b, labels)
+    assert (result.low, result.high) == (values[9], values[89])
+    below, above = sum(v <= 0 for v in values), sum(v >= 0 for v in values)
+    assert result.p_value == pytest.approx(min(1.0, 2 * (min(below, above) + 1) / 100))
+
+
+def test_p_value_is_about_uniform_if_models_are_equally_good() -> None:
+    """Both models guess at random; the metric is the mean probability of the label."""
+    rng, p_values = np.random.default_rng(0), []
+    for seed in range(200):
+        a, b = (np.stack([p, 1 - p], axis=1) for p in rng.uniform(0.2, 0.8, size=(2, 150)))
+        labels = rng.integers(2, size=150)
+        result = paired_bootstrap(mean_label_probability, a, b, labels, resamples=200, seed=seed)
+        p_values.append(result.p_value)
+    assert kstest(p_values, "uniform").pvalue > 0.01
+    assert np.mean(np.array(p_values) < 0.1) == pytest.approx(0.1, abs=0.06)
+
+
+def test_p_value_is_small_for_a_real_difference_and_never_zero() -> None:
+    labels = np.zeros(300, dtype=int)
+    good, bad = always_first(300), always_first(300)
+    bad[:60] = [0.1, 0.9]
+    worse = paired_bootstrap(accuracy, bad, good, labels, resamples=400)
+    assert worse.difference == pytest.approx(-0.2)
+    assert worse.low < -0.2 < worse.high < 0
+    assert worse.p_value == pytest.approx(2 / 401)
+    better = paired_bootstrap(accuracy, good, bad, labels, resamples=400)
+    assert (better.difference, better.p_value) == pytest.approx((0.2, 2 / 401))
+
+
+def test_pairing_cancels_what_is_hard_for_both() -> None:
+    """Two models that differ in a few rows: much narrower than the interval of either."""
+    a, labels = random_case(0, rows=400)
+    b = a.copy()
+    b[:10] = b[:10, ::-1]
+    alone = bootstrap_interval(nll, a, labels, resamples=300)
+    paired = paired_bootstrap(nll, a, b, labels, resamples=300)
+    assert paired.high - paired.low < 0.5 * (alone.high - alone.low)
+
+
+def test_model_against_itself_is_no_difference() -> None:
+    probs, labels = random_case(0, rows=50)
+    result = paired_bootstrap(nll, probs, probs, labels, resamples=50)
+    assert (result.difference, result.low, result.high, result.p_value) == (0.0, 0.0, 0.0, 1.0)

@@ -1,0 +1,194 @@
+"""What every posterior promises. A new posterior adds one row to POSTERIORS and gets all of these tests."""
+
+import copy
+
+import pytest
+import torch
+
+from bayeslora.posterior import (
+    EnsemblePosterior,
+    InducingConfig,
+    InducingPosterior,
+    LayerShape,
+    PointPosterior,
+)
+
+LAYERS = [
+    LayerShape("block0.q", 12, 10, rank=3),
+    LayerShape("block0.v", 6, 10, rank=3),
+    LayerShape("block1.q", 12, 10, rank=3),
+    LayerShape("block1.v", 6, 10, rank=2),
+]
+
+
+def inducing(**settings):
+    return lambda layers, seed=0: InducingPosterior(layers, InducingConfig(**settings), seed)
+
+
+POSTERIORS = {
+    "point": PointPosterior,
+    "ensemble": lambda layers, seed=0: EnsemblePosterior(layers, members=3, seed=seed),
+    "inducing": inducing(),
+    "inducing-gaussian": inducing(flow_depth=0),
+    "inducing-deep-flow": inducing(flow_depth=3, flow_hidden=8),
+    "inducing-shared": inducing(share_inducing=True),
+    "inducing-unwhitened": inducing(whitened=False),
+    "inducing-fixed-noise": inducing(learn_lambda=False),
+    "inducing-wide": inducing(inducing_rows=4, inducing_cols=3),
+}
+STOCHASTIC = [name for name in POSTERIORS if name != "point"]
+
+
+@pytest.fixture(params=POSTERIORS)
+def make(request):
+    return POSTERIORS[request.param]
+
+
+def randomised(posterior, seed=5):
+    """Every parameter moved from its start, so that B is not zero."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in posterior.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
+    return posterior
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for name in a for x, y in zip(a[name], b[name], strict=True))
+
+
+def test_shapes_and_precision(make):
+    factors = make(LAYERS).draw(5)
+    assert factors.n == 5
+    assert list(factors) == ["block0.q", "block1.q", "block0.v", "block1.v"]
+    for layer in LAYERS:
+        A, B = factors[layer.name]
+        assert A.shape == (5, layer.rank, layer.in_features)
+        assert B.shape == (5, layer.out_features, layer.rank)
+        assert A.dtype == B.dtype == torch.float32
+
+
+def test_a_generator_makes_draws_reproducible(make):
+    posterior = make(LAYERS)
+    first, second = (posterior.draw(3, torch.Generator().manual_seed(1)) for _ in range(2))
+    assert same(first, second)
+
+
+@pytest.mark.parametrize("name", STOCHASTIC)
+def test_draws_differ(name):
+    posterior = POSTERIORS[name](LAYERS)
+    factors = posterior.draw(2, torch.Generator().manual_seed(1))
+    for layer in LAYERS:
+        assert not torch.equal(factors[layer.name].A[0], factors[layer.name].A[1])
+
+
+def test_drawing_with_a_generator_leaves_the_global_random_state_alone(make):
+    posterior = make(LAYERS)
+    before = torch.get_rng_state()
+    posterior.draw(2, torch.Generator().manual_seed(0))
+    posterior.mean()
+    posterior.kl(generator=torch.Generator().manual_seed(0))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_construction_leaves_the_global_random_state_alone(make):
+    before = torch.get_rng_state()
+    first = make(LAYERS, seed=1)
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(99)
+    second, other = make(LAYERS, seed=1), make(LAYERS, seed=2)
+    for (name, a), b in zip(first.named_parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b), name
+    assert not all(torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True))
+
+
+def test_layers_of_equal_shape_differ_at_the_start(make):
+    factors = make(LAYERS).mean()
+    assert not torch.equal(factors["block0.q"].A, factors["block1.q"].A)
+
+
+def test_state_dict_round_trip(make):
+    posterior = randomised(make(LAYERS, seed=1))
+    state = copy.deepcopy(posterior.state_dict())
+    assert all("." not in key for key in state), "parameters must be flat on the module"
+    fresh = make(LAYERS, seed=2)
+    fresh.load_state_dict(state)
+    draws = [p.draw(2, torch.Generator().manual_seed(0)) for p in (posterior, fresh)]
+    assert same(*draws)
+    assert posterior.parameter_count() == sum(value.numel() for value in state.values())
+
+
+def test_autocast_and_half_precision_parameters_do_not_lower_the_precision(make):
+    posterior = randomised(make(LAYERS))
+    plain = posterior.draw(2, torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = posterior.draw(2, torch.Generator().manual_seed(0))
+        kl = posterior.kl(cast)
+    assert same(plain, cast)
+    assert kl.total.dtype == torch.float32
+    half = posterior.bfloat16().draw(1, torch.Generator().manual_seed(0))
+    assert half["block0.q"].A.dtype == torch.float32
+
+
+def test_mean_is_the_mean_of_the_product(make):
+    posterior = randomised(make(LAYERS))
+    with torch.no_grad():
+        mean = posterior.mean()
+        draws = posterior.draw(12_000, torch.Generator().manual_seed(0))
+        assert mean.n == 1
+        for layer in LAYERS:
+            product = draws.product(layer.name)
+            tolerance = 6 * product.std(0) / product.shape[0] ** 0.5 + 0.1 * product.std(0) + 1e-5
+            assert ((product.mean(0) - mean.product(layer.name)[0]).abs() < tolerance).all()
+
+
+def test_kl_is_finite_and_has_a_gradient_where_it_is_not_zero(make):
+    posterior = make(LAYERS)
+    kl = posterior.kl(posterior.draw(2))
+    assert kl.inducing.ndim == kl.conditional.ndim == 0
+    assert torch.isfinite(kl.total)
+    torch.testing.assert_close(kl.total, kl.inducing + kl.conditional)
+    assert kl.total.requires_grad == (kl.total.item() != 0)
+
+
+def test_scale_widens_the_draws_and_keeps_the_number_of_parameters(make):
+    posterior = make(LAYERS)
+    spread = {}
+    for scale in (0.5, 2.0):
+        posterior.scale = scale
+        draws = posterior.draw(200, torch.Generator().manual_seed(0))
+        spread[scale] = draws["block0.q"].A.std(0).mean()
+    if isinstance(posterior, InducingPosterior):
+        assert 3.5 < spread[2.0] / spread[0.5] < 4.5
+    else:
+        assert spread[2.0] == spread[0.5]
+
+
+@pytest.mark.parametrize("scale", [-1.0, float("nan"), float("inf")])
+def test_a_bad_scale_is_refused(make, scale):
+    with pytest.raises(ValueError, match="posterior scale must be finite and not negative"):
+        make(LAYERS).scale = scale
+
+
+def test_bad_arguments_are_refused(make):
+    with pytest.raises(ValueError, match="number of draws must be at least 1, got 0"):
+        make(LAYERS).draw(0)
+    with pytest.raises(ValueError, match="no layers given"):
+        make([])
+    with pytest.raises(ValueError, match=r"layer 'block0\.q' is listed twice"):
+        make([LAYERS[0], LAYERS[0]])
+    with pytest.raises(ValueError, match="layer 'x': rank must be at least 1, got 0"):
+        LayerShape("x", 3, 3, rank=0)
+
+
+def test_detached_factors_have_no_graph(make):
+    factors = make(LAYERS).draw(2)
+    detached = factors.detach()
+    assert same(factors, detached)
+    assert not any(t.requires_grad for t in (*detached.A, *detached.B))
+
+
+def test_deepcopy_draws_the_same(make):
+    posterior = randomised(make(LAYERS))
+    twin = copy.deepcopy(posterior)
+    assert same(*(p.draw(2, torch.Generator().manual_seed(0)) for p in (posterior, twin)))

@@ -1,0 +1,28 @@
+"""The weight of the KL beside a mean log-likelihood."""
+
+import pytest
+
+from bayeslora.posterior import kl_weight
+
+
+@pytest.mark.parametrize(
+    "scaling, beta, want",
+    [("elbo", 1.0, 1 / 1000), ("elbo", 0.5, 0.5 / 1000), ("paper", 1.0, 0.2 / 63)],
+)
+def test_weights(scaling, beta, want):
+    assert kl_weight(scaling, examples=1000, batch_size=16, beta=beta) == pytest.approx(want)
+
+
+def test_paper_weight_is_the_bound_with_beta_a_fifth_of_the_batch():
+    """0.2 / S = 0.2 b / N: an effective β of 3.2 at batch size 16."""
+    paper = kl_weight("paper", examples=1600, batch_size=16)
+    assert paper == pytest.approx(kl_weight("elbo", examples=1600, batch_size=16, beta=3.2))
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(ValueError, match="unknown KL scaling 'ebo'; choose 'elbo' or 'paper'"):
+        kl_weight("ebo", examples=10, batch_size=2)
+    with pytest.raises(ValueError, match="got 0 and 2"):
+        kl_weight("elbo", examples=0, batch_size=2)
+    with pytest.raises(ValueError, match="beta must be finite and not negative, got -1"):
+        kl_weight("elbo", examples=5, batch_size=2, beta=-1)

@@ -1,0 +1,102 @@
+"""The cost of a draw in kernel launches grows with the number of layer shapes and not of layers."""
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bayeslora.posterior import (
+    EnsemblePosterior,
+    InducingConfig,
+    InducingPosterior,
+    LayerShape,
+    PointPosterior,
+)
+
+SHAPES = [(8, 12), (16, 12), (12, 20)]
+
+
+def layers(count):
+    return [LayerShape(f"layer{k}", *SHAPES[k % 3], rank=2) for k in range(count)]
+
+
+class OperatorCount(TorchDispatchMode):
+    """Counts the tensor operators issued while it is active, those of the backward pass included."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operators(function):
+    with OperatorCount() as mode:
+        function()
+    return mode.count
+
+
+def profiled_launches(function):
+    """Operators as the profiler sees them, without those that run inside another one: on a CPU a batched product
+    loops over its batch, on an accelerator it is one launch."""
+    with profile(activities=[ProfilerActivity.CPU]) as trace:
+        function()
+    issued = [event for event in trace.events() if event.name.startswith("aten::")]
+    return sum(event.cpu_parent is None or not event.cpu_parent.name.startswith("aten::") for event in issued)
+
+
+POSTERIORS = {
+    "inducing": lambda layers: InducingPosterior(layers),
+    "inducing-deep": lambda layers: InducingPosterior(layers, InducingConfig(flow_depth=2)),
+    "inducing-shared": lambda layers: InducingPosterior(layers, InducingConfig(share_inducing=True)),
+    "inducing-unwhitened": lambda layers: InducingPosterior(layers, InducingConfig(whitened=False)),
+    "point": PointPosterior,
+    "ensemble": EnsemblePosterior,
+}
+
+
+def step(posterior):
+    factors = posterior.draw(2)
+    loss = sum(t.square().sum() for t in (*factors.A, *factors.B)) + posterior.kl(factors).total
+    loss.backward()
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_450_layers_cost_no_more_launches_than_6(name):
+    few, many = POSTERIORS[name](layers(6)), POSTERIORS[name](layers(450))
+    for work in (lambda p: p.draw(1), lambda p: p.draw(4), lambda p: p.kl(), lambda p: p.mean(), step):
+        work(few), work(many)  # first calls fill the cache of masks
+        baseline = operators(lambda work=work: work(few))
+        assert baseline > 0
+        assert operators(lambda work=work: work(many)) <= baseline
+
+
+def test_the_profiler_agrees():
+    few, many = InducingPosterior(layers(6)), InducingPosterior(layers(450))
+    few.draw(1), many.draw(1)
+    assert profiled_launches(lambda: many.draw(1)) <= profiled_launches(lambda: few.draw(1))
+
+
+def test_one_cholesky_for_all_kernels_of_one_size():
+    posterior = InducingPosterior(layers(30))
+    with profile(activities=[ProfilerActivity.CPU]) as trace:
+        posterior.draw(1)
+    counts = {event.key: event.count for event in trace.key_averages()}
+    assert counts["aten::linalg_cholesky_ex"] == 1
+
+
+def test_few_tensors():
+    """Optimisers pay per tensor: their number follows the shapes."""
+    assert len(list(InducingPosterior(layers(450)).parameters())) == len(
+        list(InducingPosterior(layers(6)).parameters())
+    )
+
+
+def test_draws_keep_the_layers_contiguous():
+    """Layers multiply by Aᵀ and Bᵀ; both are rows in memory, so no copy is needed."""
+    A, B = InducingPosterior(layers(6)).draw(2)["layer1"]
+    assert A.is_contiguous()
+    assert B.mT.is_contiguous()
+    assert torch.equal(B.mT.contiguous().mT, B)

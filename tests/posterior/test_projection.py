@@ -1,0 +1,82 @@
+"""Projectors: the identities they rest on, and what happens when a kernel is close to singular."""
+
+import pytest
+import torch
+
+from bayeslora.posterior import IllConditionedError, JitterWarning
+from bayeslora.posterior.projection import BASE_JITTER, Side, project
+from posterior.cases import random_side
+
+
+@pytest.mark.parametrize("m, width", [(2, 5), (5, 2), (3, 3), (9, 8), (1, 4), (4, 1)])
+@pytest.mark.parametrize("d", [1e-3, 0.1, 2.0])
+def test_projectors_match_dense_formulas(m, width, d):
+    side = random_side(m, width, d)
+    (projection,) = project([side])
+    gram = side.z @ side.z.mT
+    jitter = BASE_JITTER * gram.diagonal(dim1=-2, dim2=-1).mean(-1)
+    d2 = (d**2 + jitter[:, None]).expand(-1, m)
+    kernel = gram + torch.diag_embed(d2)
+    eye = torch.eye(m, dtype=torch.float64)
+
+    torch.testing.assert_close(projection.chol @ projection.chol.mT, kernel)
+    torch.testing.assert_close(projection.chol @ projection.p, side.z)
+    torch.testing.assert_close(projection.chol @ projection.c, torch.diag_embed(d2.sqrt()))
+    identity = projection.p @ projection.p.mT + projection.c @ projection.c.mT
+    torch.testing.assert_close(identity, eye.expand_as(identity))
+    # T = Zᵀ K⁻¹ of the unwhitened form is Pᵀ 𝓛⁻¹
+    torch.testing.assert_close(
+        side.z.mT @ torch.linalg.inv(kernel), projection.p.mT @ torch.linalg.inv(projection.chol)
+    )
+
+
+def test_sides_of_different_sizes_come_back_in_order():
+    sides = [random_side(3, 7, 0.1, seed=1), random_side(2, 4, 0.2, seed=2), random_side(3, 2, 0.3, seed=3)]
+    together = project(sides)
+    for side, projection in zip(sides, together, strict=True):
+        (alone,) = project([side])
+        for got, want in zip(projection, alone, strict=True):
+            torch.testing.assert_close(got, want)
+
+
+def test_only_the_ratio_of_z_and_d_matters():
+    side = random_side(4, 6, 0.05)
+    (projection,) = project([side])
+    (scaled,) = project([Side(7.0 * side.z, 7.0 * side.d)])
+    torch.testing.assert_close(projection.p, scaled.p)
+    torch.testing.assert_close(projection.c, scaled.c)
+
+
+def nearly_singular(layers=3):
+    """Equal inducing points and a diagonal far below float32's resolution."""
+    z = torch.ones(layers, 40, 3000)
+    z[1] = torch.randn(40, 3000, generator=torch.Generator().manual_seed(0))
+    return Side(z, torch.full((layers, 40), 1e-12))
+
+
+@pytest.mark.filterwarnings("ignore::bayeslora.posterior.JitterWarning")
+def test_a_singular_kernel_gets_a_larger_jitter_and_a_warning(monkeypatch):
+    monkeypatch.setattr("bayeslora.posterior.projection.BASE_JITTER", 1e-9)
+    with pytest.warns(JitterWarning, match="2 of 3 kernel matrices .* trying 1e-08"):
+        (projection,) = project([nearly_singular()])
+    side = nearly_singular()
+    torch.testing.assert_close(projection.chol @ projection.chol.mT, side.z @ side.z.mT, rtol=1e-4, atol=0.5)
+    torch.testing.assert_close(projection.chol @ projection.p, side.z, rtol=1e-3, atol=1e-2)
+    # the healthy matrix keeps the small jitter: the same numbers as on its own
+    healthy = nearly_singular()
+    (alone,) = project([Side(healthy.z[1:2], healthy.d[1:2])])
+    torch.testing.assert_close(projection.p[1:2], alone.p)
+
+
+def test_a_kernel_beyond_repair_raises(monkeypatch):
+    monkeypatch.setattr("bayeslora.posterior.projection.BASE_JITTER", 1e-9)
+    monkeypatch.setattr("bayeslora.posterior.projection.MAX_JITTER", 1e-9)
+    with pytest.raises(IllConditionedError, match="no Cholesky factor even with a relative jitter of 1e-09"):
+        project([nearly_singular()])
+
+
+def test_not_finite_inducing_points_raise_at_once():
+    side = random_side(3, 5, 0.1)
+    side.z[1, 0, 0] = float("nan")
+    with pytest.raises(IllConditionedError, match=r"1 of 2 kernel matrices .* not finite"):
+        project([side])
