@@ -77,10 +77,11 @@ def test_calibration_rows_themselves_are_covered(case: Case, level: float) -> No
 
 
 def test_float32_calibration_serves_float64_rows() -> None:
-    probs = np.array([[0.3, 0.7]], dtype=np.float32)
-    threshold = conformal_threshold(probs, [0], 0.5)
-    assert conformal_sets(probs, threshold)[0, 0]
-    assert conformal_sets(probs.astype(np.float64), threshold)[0, 0]
+    for p in np.random.default_rng(0).random(50):
+        probs = np.array([[p, 1 - p]], dtype=np.float32)
+        threshold = conformal_threshold(probs, [0], 0.5)
+        assert conformal_sets(probs, threshold)[0, 0]
+        assert conformal_sets(probs.astype(np.float64), threshold)[0, 0]
 
 
 def test_set_size_and_coverage_by_hand() -> None:

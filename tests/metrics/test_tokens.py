@@ -32,7 +32,7 @@ def text(seed: int = 0, shape: tuple[int, ...] = (3, 8), vocabulary: int = 11) -
 
 def assert_equal(a: TokenScores, b: TokenScores) -> None:
     for field in fields(TokenScores):
-        np.testing.assert_array_equal(getattr(a, field.name), getattr(b, field.name))
+        np.testing.assert_array_equal(getattr(a, field.name), getattr(b, field.name), strict=True)
 
 
 @pytest.mark.parametrize("shape", [(24,), (3, 8), (2, 3, 4)])
@@ -108,7 +108,10 @@ def test_top_entropy_takes_the_highest_and_of_equals_the_first() -> None:
     assert top_entropy([0.5, 0.9, 0.5, 0.5], 0.75).tolist() == [True, True, True, False]
 
 
-@pytest.mark.parametrize(("n", "fraction", "count"), [(1, 0.05, 1), (20, 0.05, 1), (21, 0.05, 2), (100, 0.07, 7)])
+@pytest.mark.parametrize(
+    ("n", "fraction", "count"),
+    [(1, 0.05, 1), (20, 0.05, 1), (21, 0.05, 2), (100, 0.07, 7)],
+)
 def test_top_entropy_rounds_up(n: int, fraction: float, count: int) -> None:
     h = np.random.default_rng(0).random(n)
     chosen = top_entropy(h, fraction)

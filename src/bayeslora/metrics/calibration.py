@@ -66,7 +66,11 @@ def reliability_bins(probs: ArrayLike, labels: ArrayLike, bins: int = 15) -> Rel
     return _equal_width(*top_class(*check_classification(probs, labels)), check_count(bins, "bins"))
 
 
-def reliability_bins_from_confidence(confidence: ArrayLike, correct: ArrayLike, bins: int = 15) -> ReliabilityBins:
+def reliability_bins_from_confidence(
+    confidence: ArrayLike,
+    correct: ArrayLike,
+    bins: int = 15,
+) -> ReliabilityBins:
     """:func:`reliability_bins` for pairs ``confidence [N]`` in [0, 1] and ``correct [N]``."""
     return _equal_width(*check_confidence(confidence, correct), check_count(bins, "bins"))
 
@@ -100,7 +104,12 @@ def adaptive_ece(probs: ArrayLike, labels: ArrayLike, bins: int = 15) -> float:
     return float(np.abs(surplus).sum() / len(confidence))
 
 
-def classwise_ece(probs: ArrayLike, labels: ArrayLike, bins: int = 15, present: ArrayLike | None = None) -> float:
+def classwise_ece(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    bins: int = 15,
+    present: ArrayLike | None = None,
+) -> float:
     """Mean over classes of the calibration error of each class's own probability.
 
     Class ``c`` is taken as a yes-or-no question with confidence ``p_c``, right where ``y = c``.

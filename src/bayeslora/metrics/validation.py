@@ -26,7 +26,11 @@ ROW_SUM_TOLERANCE = 1e-4
 _ROUND_OFF = 1e-12
 
 
-def check_classification(probs: ArrayLike, labels: ArrayLike, name: str = "probs") -> tuple[FloatArray, IntArray]:
+def check_classification(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    name: str = "probs",
+) -> tuple[FloatArray, IntArray]:
     """``probs [N, C]`` and ``labels [N]`` as arrays."""
     p = check_probabilities(probs, "NC", name)
     return p, check_labels(labels, p)
