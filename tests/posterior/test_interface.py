@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from bayeslora.posterior import (
+    EnsembleConfig,
     EnsemblePosterior,
     InducingConfig,
     InducingPosterior,
     LayerShape,
     PointPosterior,
+    build_posterior,
 )
 
 LAYERS = [
@@ -26,8 +28,8 @@ def inducing(**settings):
 
 
 POSTERIORS = {
-    "point": PointPosterior,
-    "ensemble": lambda layers, seed=0: EnsemblePosterior(layers, members=3, seed=seed),
+    "point": lambda layers, seed=0: PointPosterior(layers, seed=seed),
+    "ensemble": lambda layers, seed=0: EnsemblePosterior(layers, EnsembleConfig(members=3), seed),
     "inducing": inducing(),
     "inducing-gaussian": inducing(flow_depth=0),
     "inducing-deep-flow": inducing(flow_depth=3, flow_hidden=8),
@@ -192,3 +194,47 @@ def test_deepcopy_draws_the_same(make):
     posterior = randomised(make(LAYERS))
     twin = copy.deepcopy(posterior)
     assert same(*(p.draw(2, torch.Generator().manual_seed(0)) for p in (posterior, twin)))
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_starting_from_a_lora(name):
+    """The mean becomes the given product, exactly; a shared inducing matrix cannot and says so."""
+    target = randomised(PointPosterior(LAYERS)).mean()
+    posterior = randomised(POSTERIORS[name](LAYERS))
+    if name == "inducing-shared":
+        with pytest.raises(ValueError, match="share_inducing=True cannot start from a LoRA"):
+            posterior.start_from(target)
+        return
+    posterior.start_from(target)
+    mean = posterior.mean()
+    for layer in LAYERS:
+        torch.testing.assert_close(mean.product(layer.name), target.product(layer.name), atol=2e-5, rtol=1e-4)
+    assert all(parameter.requires_grad for parameter in posterior.parameters())
+
+
+def test_starting_from_other_layers_or_with_too_few_inducing_points_is_refused(make):
+    with pytest.raises(ValueError, match="must cover the same layers"):
+        make(LAYERS).start_from(PointPosterior(LAYERS[:2]).mean())
+    small = InducingPosterior(LAYERS, InducingConfig(inducing_rows=2, inducing_cols=2))
+    with pytest.raises(ValueError, match="inducing size 2x2 is below the rank 3"):
+        small.start_from(PointPosterior(LAYERS).mean())
+
+
+@pytest.mark.parametrize(
+    "name, settings, message",
+    [
+        ("inducng", {}, r"unknown posterior 'inducng'; choose .*did you mean 'inducing'"),
+        ("inducing", {"flow_dept": 2}, r"no setting 'flow_dept'; .*did you mean 'flow_depth'"),
+        ("point", {"members": 2}, "no setting 'members'; it has none"),
+        ("ensemble", {"members": 0}, "at least 1 member, got 0"),
+    ],
+)
+def test_building_by_name_refuses_what_it_does_not_know(name, settings, message):
+    with pytest.raises(ValueError, match=message):
+        build_posterior(name, LAYERS, settings)
+
+
+def test_building_by_name():
+    posterior = build_posterior("ensemble", LAYERS, {"members": 2}, seed=1)
+    assert isinstance(posterior, EnsemblePosterior)
+    assert posterior.members == 2

@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
-from bayeslora.posterior import EnsemblePosterior, LayerShape, PointPosterior
+from bayeslora.posterior import EnsembleConfig, EnsemblePosterior, LayerShape, PointPosterior
 
 LAYERS = [LayerShape("q", 8, 40, rank=3), LayerShape("k", 8, 40, rank=3), LayerShape("v", 6, 40, rank=3)]
 
 
 def random_point(seed):
-    point = PointPosterior(LAYERS, seed)
+    point = PointPosterior(LAYERS, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in point.parameters():
@@ -41,7 +41,7 @@ def test_point_draws_share_memory():
 
 @pytest.fixture
 def ensemble():
-    ensemble = EnsemblePosterior(LAYERS, members=4)
+    ensemble = EnsemblePosterior(LAYERS, EnsembleConfig(members=4))
     for k in range(4):
         ensemble.set_member(k, random_point(k))
     return ensemble
@@ -85,6 +85,6 @@ def test_mean_is_exactly_the_average_of_the_products(ensemble):
 
 def test_bad_members_are_refused(ensemble):
     with pytest.raises(ValueError, match="at least 1 member, got 0"):
-        EnsemblePosterior(LAYERS, members=0)
+        EnsembleConfig(members=0)
     with pytest.raises(ValueError, match="must cover the same layers"):
         ensemble.set_member(0, PointPosterior(LAYERS[:1]))

@@ -1,16 +1,19 @@
 """Distributions over the LoRA factors of all adapted layers at once. Needs nothing but torch."""
 
 from bayeslora.posterior.base import Factors, LayerFactors, Posterior
-from bayeslora.posterior.ensemble import EnsemblePosterior
+from bayeslora.posterior.ensemble import EnsembleConfig, EnsemblePosterior
 from bayeslora.posterior.inducing import InducingPosterior
 from bayeslora.posterior.inducing_config import InducingConfig
 from bayeslora.posterior.kl import KL, kl_weight
 from bayeslora.posterior.layers import LayerGroup, LayerShape
-from bayeslora.posterior.point import PointPosterior
+from bayeslora.posterior.point import PointConfig, PointPosterior
 from bayeslora.posterior.projection import IllConditionedError, JitterWarning
+from bayeslora.posterior.registry import POSTERIORS, build_posterior
 
 __all__ = [
     "KL",
+    "POSTERIORS",
+    "EnsembleConfig",
     "EnsemblePosterior",
     "Factors",
     "IllConditionedError",
@@ -20,7 +23,9 @@ __all__ = [
     "LayerFactors",
     "LayerGroup",
     "LayerShape",
+    "PointConfig",
     "PointPosterior",
     "Posterior",
+    "build_posterior",
     "kl_weight",
 ]

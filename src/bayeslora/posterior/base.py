@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +63,12 @@ class Factors:
         A, B = self[name]
         return B @ A
 
+    def pick(self, draw: int) -> Factors:
+        """One of the draws, as factors with ``n = 1``."""
+        A = tuple(a[:, draw : draw + 1] for a in self.A)
+        B = tuple(b[:, draw : draw + 1] for b in self.B)
+        return replace(self, A=A, B=B, latents=None)
+
     def detach(self) -> Factors:
         """The same draws cut from the graph, without what the KL needs."""
         return replace(
@@ -83,13 +89,23 @@ class Posterior(nn.Module, ABC):
 
     Arithmetic is float32 (float64 if the parameters are) with autocast disabled: in half precision
     the small differences that make up a covariance are lost.
+
+    Args:
+        layers: the adapted layers.
+        config: settings, an instance of ``config_class``; its defaults if not given.
+        seed: seed of the initial values; the global random state is not touched.
     """
 
-    def __init__(self, layers: Sequence[LayerShape]) -> None:
+    config_class: ClassVar[type]
+    """Dataclass of the settings, validated at construction."""
+
+    def __init__(self, layers: Sequence[LayerShape], config: Any = None, seed: int = 0) -> None:
         super().__init__()
+        self.config = self.config_class() if config is None else config
         self.layers = tuple(layers)
         self.groups = group_by_shape(self.layers)
         self._scale = 1.0
+        self._initialise(torch.Generator().manual_seed(seed))
 
     @property
     def scale(self) -> float:
@@ -131,9 +147,21 @@ class Posterior(nn.Module, ABC):
         with self._full_precision():
             return self._kl(factors, generator)
 
+    @torch.no_grad()
+    def start_from(self, factors: Factors) -> None:
+        """Move the mean onto existing LoRA factors (one draw); raise ``ValueError`` where that is impossible."""
+        if factors.groups != self.groups:
+            raise ValueError("the factors to start from must cover the same layers, at the same rank")
+        with self._full_precision():
+            self._start_from(factors)
+
     def parameter_count(self) -> int:
         """Number of trainable scalars."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
+
+    @abstractmethod
+    def _initialise(self, generator: torch.Generator) -> None:
+        """Register the parameters with their initial values."""
 
     @abstractmethod
     def _draw(self, n: int, generator: torch.Generator | None) -> Factors: ...
@@ -141,10 +169,16 @@ class Posterior(nn.Module, ABC):
     @abstractmethod
     def _mean(self) -> Factors: ...
 
+    @abstractmethod
+    def _start_from(self, factors: Factors) -> None: ...
+
     def _kl(self, factors: Factors | None, generator: torch.Generator | None) -> KL:
         """Zero unless the posterior has a prior: points and sets of points are not penalised."""
         zero = torch.zeros((), device=self._reference.device)
         return KL(zero, zero)
+
+    def _add(self, name: str, value: Tensor) -> None:
+        self.register_parameter(name, nn.Parameter(value))
 
     @property
     def _reference(self) -> nn.Parameter:

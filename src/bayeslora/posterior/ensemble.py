@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayeslora.posterior.base import Factors, Posterior
-from bayeslora.posterior.layers import LayerShape
-from bayeslora.posterior.point import PointPosterior
+from bayeslora.posterior.point import PointPosterior, lora_start
+
+
+@dataclass(frozen=True)
+class EnsembleConfig:
+    """How many members an ensemble has."""
+
+    members: int = 3
+
+    def __post_init__(self) -> None:
+        if self.members < 1:
+            raise ValueError(f"an ensemble needs at least 1 member, got {self.members}")
 
 
 class EnsemblePosterior(Posterior):
@@ -21,15 +31,18 @@ class EnsemblePosterior(Posterior):
     The posterior scale has no effect: a set of points has no width to multiply.
     """
 
-    def __init__(self, layers: Sequence[LayerShape], members: int = 3, seed: int = 0) -> None:
-        super().__init__(layers)
-        if members < 1:
-            raise ValueError(f"an ensemble needs at least 1 member, got {members}")
-        self.members = members
-        points = [PointPosterior(layers, seed=seed + k) for k in range(members)]
-        for name, _ in points[0].named_parameters():
-            stacked = torch.stack([p.get_parameter(name).detach() for p in points], dim=1)
-            self.register_parameter(name, nn.Parameter(stacked))
+    config_class = EnsembleConfig
+
+    @property
+    def members(self) -> int:
+        """Number of members."""
+        return int(self.config.members)
+
+    def _initialise(self, generator: torch.Generator) -> None:
+        for group in self.groups:
+            starts = [lora_start(group, generator) for _ in range(self.members)]
+            for factor in ("A", "B"):
+                self._add(f"{factor}_{group.key}", torch.stack([start[factor] for start in starts], dim=1))
 
     @torch.no_grad()
     def set_member(self, index: int, point: PointPosterior) -> None:
@@ -57,3 +70,9 @@ class EnsemblePosterior(Posterior):
         wide = tuple(a.flatten(1, 2).unsqueeze(1) for a in self._stack("A"))
         tall = tuple(b.mT.flatten(1, 2).mT.unsqueeze(1) / self.members for b in self._stack("B"))
         return Factors(self.groups, wide, tall)
+
+    def _start_from(self, factors: Factors) -> None:
+        """Every member starts at the same factors; training tells them apart."""
+        for group, A, B in zip(self.groups, factors.A, factors.B, strict=True):
+            self.get_parameter(f"A_{group.key}").copy_(A.expand(-1, self.members, -1, -1))
+            self.get_parameter(f"B_{group.key}").copy_(B.expand(-1, self.members, -1, -1))

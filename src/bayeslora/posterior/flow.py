@@ -54,6 +54,10 @@ class FlowParameters(NamedTuple):
         """Number of flow layers."""
         return self.in_weight.shape[1]
 
+    def to(self, dtype: torch.dtype) -> FlowParameters:
+        """The same parameters in another precision."""
+        return FlowParameters(*(tensor.to(dtype) for tensor in self))
+
     def layer(self, index: int) -> FlowParameters:
         """The parameters of one flow layer, without the depth dimension."""
         return FlowParameters(*(tensor[:, index] for tensor in self))
@@ -66,16 +70,25 @@ def init_flow(flows: int, columns: int, depth: int, hidden: int, uniform: Callab
     one step after it. ``uniform(shape, bound)`` supplies numbers in ``[-bound, bound]``.
     """
     linears = 2 * RESIDUAL_BLOCKS
-    out_bias = torch.zeros(flows, depth, 1, 2 * columns)
-    out_bias[..., :columns] = _SLOPE_AT_IDENTITY
-    return FlowParameters(
+    parameters = FlowParameters(
         in_weight=uniform((flows, depth, columns, hidden), 1 / math.sqrt(columns)),
         in_bias=uniform((flows, depth, 1, hidden), 1 / math.sqrt(columns)),
         block_weight=uniform((flows, depth, linears, hidden, hidden), 1 / math.sqrt(hidden)),
         block_bias=uniform((flows, depth, linears, 1, hidden), 1 / math.sqrt(hidden)),
-        out_weight=torch.zeros(flows, depth, hidden, 2 * columns),
-        out_bias=out_bias,
+        out_weight=torch.empty(flows, depth, hidden, 2 * columns),
+        out_bias=torch.empty(flows, depth, 1, 2 * columns),
     )
+    reset_to_identity(parameters)
+    return parameters
+
+
+@torch.no_grad()
+def reset_to_identity(parameters: FlowParameters) -> None:
+    """Make the flow the identity by its output layer alone."""
+    slopes, shifts = parameters.out_bias.chunk(2, dim=-1)
+    parameters.out_weight.zero_()
+    slopes.fill_(_SLOPE_AT_IDENTITY)
+    shifts.zero_()
 
 
 def apply_flow(parameters: FlowParameters, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayeslora.posterior.base import Factors, Posterior
 from bayeslora.posterior.conditional import conditional_mean, conditional_sample
-from bayeslora.posterior.flow import FlowParameters, apply_flow, init_flow
+from bayeslora.posterior.flow import FlowParameters, apply_flow, init_flow, reset_to_identity
 from bayeslora.posterior.inducing_config import InducingConfig
 from bayeslora.posterior.kl import (
     KL,
@@ -30,7 +30,7 @@ from bayeslora.posterior.kl import (
     matrix_normal_kl,
     standard_normal_kl,
 )
-from bayeslora.posterior.layers import LayerGroup, LayerShape
+from bayeslora.posterior.layers import LayerGroup
 from bayeslora.posterior.projection import Projection, Side, project
 
 MEAN_SAMPLES = 256
@@ -75,14 +75,10 @@ class _Projections(NamedTuple):
 
 
 class InducingPosterior(Posterior):
-    """Bayesian-LoRA's posterior over the factors of all layers.
-
-    Args:
-        layers: the adapted layers.
-        config: see :class:`InducingConfig`.
-        seed: seed of the initial values; the global random state is not touched.
+    """Bayesian-LoRA's posterior over the factors of all layers, with the settings of :class:`InducingConfig`.
 
     Example:
+        >>> from bayeslora.posterior import LayerShape
         >>> layers = [LayerShape(f"block{k}.q", 64, 64, rank=4) for k in range(3)]
         >>> posterior = InducingPosterior(layers)
         >>> factors = posterior.draw(2, torch.Generator().manual_seed(0))
@@ -92,11 +88,8 @@ class InducingPosterior(Posterior):
         True
     """
 
-    def __init__(self, layers: Sequence[LayerShape], config: InducingConfig | None = None, seed: int = 0) -> None:
-        super().__init__(layers)
-        self.config = config or InducingConfig()
-        self._blocks, self._stacks = _plan(self.groups, self.config)
-        self._initialise(torch.Generator().manual_seed(seed))
+    config_class = InducingConfig
+    config: InducingConfig
 
     # Initial values ---------------------------------------------------------------------------------------------
 
@@ -108,6 +101,7 @@ class InducingPosterior(Posterior):
             return bound * (2.0 * torch.rand(tuple(shape), generator=generator) - 1.0)
 
         config = self.config
+        self._blocks, self._stacks = _plan(self.groups, config)
         for block in self._blocks:
             (m_r, m_c), (rows, columns), count = block.size, block.shape, len(block.group)
             self._add(f"z_row_{block.key}", normal((count, m_r, rows), m_r**-0.5))
@@ -126,10 +120,8 @@ class InducingPosterior(Posterior):
                 flow = init_flow(count, size[1], config.flow_depth, config.flow_hidden, uniform)
                 for name, value in flow._asdict().items():
                     self._add(f"flow_{name}_{key}", value)
-        self._start_means()
-
-    def _add(self, name: str, value: Tensor) -> None:
-        self.register_parameter(name, nn.Parameter(value))
+        if not self._reference.is_meta:
+            self._start_means()
 
     @torch.no_grad()
     def _start_means(self) -> None:
@@ -139,12 +131,49 @@ class InducingPosterior(Posterior):
             zero_start = not self.config.share_inducing
         if not self.config.whitened:
             for block, (row, col) in self._projections():
-                mean = self.get_parameter(f"mean_{_size_key(block.size)}")
-                mean[block.rows] = row.chol @ mean[block.rows] @ col.chol.mT
+                mean = self._mean_rows(block)
+                mean.copy_(row.chol @ mean @ col.chol.mT)
         if zero_start:
             for block in self._blocks:
                 if block.factor == "B":
-                    self.get_parameter(f"mean_{_size_key(block.size)}")[block.rows] = 0.0
+                    self._mean_rows(block).zero_()
+
+    def _mean_rows(self, block: _Block) -> Tensor:
+        """The part of the parameter ``m`` that belongs to one block."""
+        return self.get_parameter(f"mean_{_size_key(block.size)}")[block.rows]
+
+    def _start_from(self, factors: Factors) -> None:
+        """Solve ``σ_F P_rᵀ V P_c = F`` for the mean, after turning inducing points of the long side onto ``F``."""
+        if self.config.share_inducing:
+            raise ValueError("a posterior with share_inducing=True cannot start from a LoRA: its factors are not free")
+        wanted = {"A": iter(factors.A), "B": iter(factors.B)}
+        targets = [next(wanted[block.factor])[:, 0].double() for block in self._blocks]
+        for block, target in zip(self._blocks, targets, strict=True):
+            if min(block.size) < block.group.rank:
+                raise ValueError(
+                    f"inducing size {_size_key(block.size)} is below the rank {block.group.rank}: such a posterior "
+                    "cannot represent an arbitrary LoRA; use at least as many inducing rows and columns as the rank"
+                )
+            self._aim(block, target)
+        for (block, (row, col)), target in zip(self._projections(), targets, strict=True):
+            left = torch.linalg.pinv(row.p.mT.double())
+            right = torch.linalg.pinv(col.p.double())
+            core = left @ (target / block.scale) @ right
+            if not self.config.whitened:
+                core = row.chol.double() @ core @ col.chol.mT.double()
+            self._mean_rows(block).copy_(core)
+        for size in self._stacks:
+            if self.config.flow_depth > 0:
+                reset_to_identity(self._raw_flow(size))
+
+    def _aim(self, block: _Block, target: Tensor) -> None:
+        """Let the first inducing points of the factor's long side span ``target [L, o_F, i_F]``."""
+        rows, columns = block.shape
+        side, long_side = ("row", target.mT) if rows > columns else ("col", target)
+        z = self.get_parameter(f"z_{side}_{block.key}")
+        basis = torch.linalg.svd(long_side, full_matrices=False).Vh
+        length = z.norm(dim=-1, keepdim=True).mean()
+        z[:, : basis.shape[-2]] = (length * basis).to(z.dtype)
 
     # Pieces of the posterior ------------------------------------------------------------------------------------
 
@@ -165,9 +194,9 @@ class InducingPosterior(Posterior):
         logit = self._tensor(f"lambda_logit_{block.key}")
         return self.scale * self.config.max_lambda * torch.sigmoid(logit)
 
-    def _flow(self, size: tuple[int, int]) -> FlowParameters:
+    def _raw_flow(self, size: tuple[int, int]) -> FlowParameters:
         names = FlowParameters._fields
-        return FlowParameters(*(self._tensor(f"flow_{name}_{_size_key(size)}") for name in names))
+        return FlowParameters(*(self.get_parameter(f"flow_{name}_{_size_key(size)}") for name in names))
 
     def _projections(self) -> list[tuple[_Block, _Projections]]:
         sides = [
@@ -184,7 +213,7 @@ class InducingPosterior(Posterior):
         base = torch.addcmul(self.inducing_mean(size).unsqueeze(1), self.inducing_sd(size).unsqueeze(1), noise)
         if self.config.flow_depth == 0:
             return _Latent(base, base.new_zeros(base.shape[:2]))
-        rows, log_det = apply_flow(self._flow(size), base.flatten(1, 2))
+        rows, log_det = apply_flow(self._raw_flow(size).to(base.dtype), base.flatten(1, 2))
         return _Latent(rows.view_as(base), log_det.unflatten(1, base.shape[1:3]).sum(-1))
 
     def _sample(self, n: int, generator: torch.Generator | None) -> Latents:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from bayeslora.posterior.base import Factors, Posterior
-from bayeslora.posterior.layers import LayerShape
+from bayeslora.posterior.layers import LayerGroup
+
+
+@dataclass(frozen=True)
+class PointConfig:
+    """A point estimate has no settings."""
 
 
 class PointPosterior(Posterior):
@@ -17,14 +22,12 @@ class PointPosterior(Posterior):
     ``A`` starts Kaiming-uniform with ``a = √5`` (entries within ``± 1/√i``) and ``B`` at zero, as in LoRA.
     """
 
-    def __init__(self, layers: Sequence[LayerShape], seed: int = 0) -> None:
-        super().__init__(layers)
-        generator = torch.Generator().manual_seed(seed)
+    config_class = PointConfig
+
+    def _initialise(self, generator: torch.Generator) -> None:
         for group in self.groups:
-            shape_a, shape_b = ((len(group), *s) for s in group.factor_shapes.values())
-            uniform = 2.0 * torch.rand(shape_a, generator=generator) - 1.0
-            self.register_parameter(f"A_{group.key}", nn.Parameter(uniform / group.in_features**0.5))
-            self.register_parameter(f"B_{group.key}", nn.Parameter(torch.zeros(shape_b)))
+            for factor, value in lora_start(group, generator).items():
+                self._add(f"{factor}_{group.key}", value)
 
     def _draw(self, n: int, generator: torch.Generator | None) -> Factors:
         stacks = (
@@ -35,3 +38,15 @@ class PointPosterior(Posterior):
 
     def _mean(self) -> Factors:
         return self._draw(1, None)
+
+    def _start_from(self, factors: Factors) -> None:
+        for group, A, B in zip(self.groups, factors.A, factors.B, strict=True):
+            self.get_parameter(f"A_{group.key}").copy_(A[:, 0])
+            self.get_parameter(f"B_{group.key}").copy_(B[:, 0])
+
+
+def lora_start(group: LayerGroup, generator: torch.Generator) -> dict[str, Tensor]:
+    """LoRA's initial factors for all layers of a group."""
+    shape_a, shape_b = ((len(group), *shape) for shape in group.factor_shapes.values())
+    uniform = 2.0 * torch.rand(shape_a, generator=generator) - 1.0
+    return {"A": uniform / group.in_features**0.5, "B": torch.zeros(shape_b)}
