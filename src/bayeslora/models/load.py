@@ -1,0 +1,226 @@
+"""Load a causal language model and its tokenizer: a built-in one, a local directory, or a model of the hub.
+
+Everything that can be wrong with what the user gave ends in one :class:`~bayeslora.errors.InputError`, and as early as
+possible: names first, then the config, then the tokenizer, and the weights last. transformers and torch are imported
+when a model is loaded, not before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from bayeslora.errors import InputError
+from bayeslora.models.device import resolve_device, resolve_dtype
+from bayeslora.models.failures import damaged_weights, first_line, hub_failure, remote_code_failure
+from bayeslora.models.locate import locate
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in evaluation mode with its tokenizer, and the name it was loaded by."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+
+
+def load_model(
+    name: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    bits: Literal[4, 8] | None = None,
+    attention: str | None = None,
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+) -> LoadedModel:
+    """Load a causal language model with its tokenizer. Only safetensors weights are read.
+
+    A tokenizer without a pad token gets the end token as one; its padding side is left as it is.
+
+    Args:
+        name: ``smollm2``, a directory (``./smollm2`` if it has a built-in's name), or a hub id such as ``org/model``.
+        dtype: ``auto``, ``float32``, ``bfloat16`` or ``float16``. ``auto`` is bfloat16 on CUDA devices that have it and
+            float32 elsewhere.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``. ``auto`` takes the first of CUDA, MPS and CPU.
+        bits: quantise the weights while loading, to NF4 (4) or LLM.int8 (8); needs bitsandbytes.
+        attention: attention implementation of transformers, such as ``sdpa`` or ``eager``; by default its own choice.
+        trust_remote_code: run code that the model's repository brings along.
+        revision: branch, tag or commit of a hub model.
+
+    Raises:
+        InputError: the model cannot be loaded as asked; the message says why and what to do.
+    """
+    place = resolve_device(device)
+    precision = resolve_dtype(dtype, place)
+    quantization = _quantization(bits, precision)
+    directory = locate(name, revision)
+    request = _Request(name, directory, revision, trust_remote_code, place, precision, quantization, attention)
+    with _quiet_transformers():
+        config = _load_config(request)
+        tokenizer = _load_tokenizer(request)
+        model = _load_weights(request, config)
+    return LoadedModel(model, tokenizer, name)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What is to be loaded, from where (``directory`` is empty for a hub model) and how."""
+
+    name: str
+    directory: Path | None
+    revision: str | None
+    trust_remote_code: bool
+    device: torch.device
+    precision: torch.dtype
+    quantization: Any
+    attention: str | None
+
+    @property
+    def source(self) -> str:
+        return str(self.directory or self.name)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What every ``from_pretrained`` is told."""
+        return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+
+    def known_failure(self, error: Exception) -> InputError | None:
+        """The line for failures that can come from any of the files."""
+        return hub_failure(self.name, self.revision, error) or remote_code_failure(self.name, error)
+
+
+def _quantization(bits: int | None, precision: torch.dtype) -> Any:
+    """The quantisation config for so many bits: NF4 with double quantisation as in QLoRA, or LLM.int8."""
+    if bits is None:
+        return None
+    if bits not in (4, 8):
+        raise InputError(f"cannot quantise to {bits} bits; choose 4 or 8")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise InputError(f"loading in {bits} bits needs bitsandbytes; run: pip install 'bayeslora[quant]'")
+    from transformers import BitsAndBytesConfig
+
+    if bits == 8:
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=precision,
+    )
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Without the library's reports and bars: what matters in them is raised as an error here."""
+    from transformers.utils import logging
+
+    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bar:
+            logging.enable_progress_bar()
+
+
+def _load_config(request: _Request) -> PreTrainedConfig:
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(request.source, **request.options)
+    except Exception as error:  # whatever is wrong with a text file of settings, it was given by the user
+        raise request.known_failure(error) or InputError(
+            f"{request.name}: its config.json cannot be used: {first_line(error)}"
+        ) from error
+    _require_causal(request.name, config)
+    return config
+
+
+def _require_causal(name: str, config: PreTrainedConfig) -> None:
+    """Refuse a model of another kind: transformers would load it, with a random head if need be."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
+    classes = config.architectures or [CAUSAL.get(config.model_type, config.model_type)]
+    own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    known = own_code or any(kind in CAUSAL.values() for kind in classes)
+    if getattr(config, "is_encoder_decoder", False) or not known:
+        raise InputError(
+            f"{name}: is a {', '.join(classes)}, not a causal language model; choose one like LlamaForCausalLM"
+        )
+
+
+def _load_tokenizer(request: _Request) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(request.source, **request.options)
+    except Exception as error:  # the library raises many kinds for missing and for unreadable files
+        raise request.known_failure(error) or InputError(
+            f"{request.name}: no tokenizer can be loaded from it ({first_line(error)}); "
+            "it needs the files of tokenizer.save_pretrained"
+        ) from error
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise InputError(f"{request.name}: its tokenizer has neither a pad nor an end token; give it one of them")
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _load_weights(request: _Request, config: PreTrainedConfig) -> PreTrainedModel:
+    from safetensors import SafetensorError
+    from torch import OutOfMemoryError
+    from transformers import AutoModelForCausalLM
+
+    plain_cpu = request.device.type == "cpu" and request.quantization is None
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            request.source,
+            config=config,
+            dtype=request.precision,
+            device_map=None if plain_cpu else {"": request.device},
+            quantization_config=request.quantization,
+            attn_implementation=request.attention,
+            use_safetensors=True,
+            output_loading_info=True,
+            **request.options,
+        )
+    except SafetensorError as error:
+        raise damaged_weights(request.name, request.directory, error) from error
+    except OutOfMemoryError:
+        raise
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        failure = request.known_failure(error) or _weights_failure(request, error)
+        if failure is None:
+            raise
+        raise failure from error
+    model, report = loaded
+    missing = sorted(report["missing_keys"])
+    if missing:  # the library has filled them with random numbers
+        raise InputError(f"{request.name}: its weights lack {len(missing)} tensors, such as {missing[0]!r}")
+    return model
+
+
+def _weights_failure(request: _Request, error: Exception) -> InputError | None:
+    """The line for a failure to build the model, or nothing if it is not the user's to mend."""
+    name, reason = request.name, first_line(error)
+    if "ignore_mismatched_sizes" in str(error):
+        return InputError(f"{name}: the shapes of its weights do not fit its config.json; get the model again")
+    if request.attention is not None and isinstance(error, ValueError | ImportError):
+        return InputError(f"{name}: cannot use attention {request.attention!r}, try 'sdpa' or 'eager': {reason}")
+    if request.quantization is not None and not isinstance(error, OSError):
+        return InputError(f"{name}: bitsandbytes cannot quantise it here, it may need a CUDA device: {reason}")
+    if isinstance(error, OSError) and error.errno is None:  # raised by the library, not by the system
+        return InputError(f"{name}: its weights cannot be loaded: {reason}")
+    return None

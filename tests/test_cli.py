@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import bayeslora
+from bayeslora import cli
+from bayeslora.models import convert, locate
+from models.ggufs import Recipe, tiny_model
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return Recipe().write(tiny_model("llama"), tmp_path / "tiny.gguf")
+
+
+def _main(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as end:
+        cli.main([str(argument) for argument in arguments])
+    return int(end.value.code or 0)
+
+
+def _bayeslora(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "bayeslora", *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_help_teaches_quickly() -> None:
+    start = time.perf_counter()
+    answer = _bayeslora("--help")
+    assert time.perf_counter() - start < 5  # a fraction of a second; the rest is for busy machines
+    assert answer.returncode == 0 and answer.stderr == ""
+    for word in ("convert", "models", "FILE.gguf", "--version", "Exit codes"):
+        assert word in answer.stdout
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom bayeslora.cli import main\ntry: main(['--help'])\n"
+        "except SystemExit: print({'torch', 'transformers', 'numpy', 'rich'} & sys.modules.keys(), file=sys.stderr)"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert answer.stderr.strip() == "set()"
+
+
+@pytest.mark.parametrize("verb", ["convert", "models"])
+def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _main(verb, "--help") == 0
+    assert f"usage: bayeslora {verb}" in capsys.readouterr().out
+
+
+def test_no_argument_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _main() == 0
+    assert "usage: bayeslora" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _main("--version") == 0
+    assert capsys.readouterr().out == f"bayeslora {bayeslora.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["convrt"], ["convrt", "convert, models"]),
+        (["convert"], ["FILE.gguf", "DIRECTORY", "bayeslora convert --help"]),
+        (["convert", "a.gguf"], ["DIRECTORY"]),
+        (["convert", "a.gguf", "b", "c"], ["c"]),
+        (["models", "--jso"], ["--jso", "--json"]),
+        (["convert", "missing.gguf", "out"], ["missing.gguf: no such file"]),
+    ],
+)
+def test_bad_input_is_one_line_and_2(
+    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _main(*arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("bayeslora: ")
+    assert all(word in err for word in words)
+    assert not set("│─╭╰\x1b") & set(err)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_the_line_is_the_same_in_every_encoding(encoding: str) -> None:
+    command = [sys.executable, "-m", "bayeslora", "convrt"]
+    answer = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": encoding}, timeout=60)
+    assert answer.returncode == 2
+    assert answer.stderr.decode() == (
+        "bayeslora: Unrecognized options: convrt; Available subcommands: convert, models; "
+        "For full helptext, run bayeslora --help\n"
+    )
+
+
+def test_help_in_ascii() -> None:
+    command = [sys.executable, "-m", "bayeslora", "--help"]
+    subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}, timeout=60, check=True)
+
+
+def test_convert(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "out"
+    assert _main("convert", source, target) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(f"{target}: ") and out.count("\n") == 1
+    assert err.splitlines() == [f"converting tiny.gguf: {percent} %" for percent in (0, 25, 50, 75, 100)]
+    assert set(os.listdir(target)) == set(convert.FILES)
+
+    assert _main("convert", source, target) == 2
+    assert "not empty; choose another one, or replace it with --force" in capsys.readouterr().err
+
+    assert _main("convert", source, target, "--force", "--quiet") == 0
+    assert capsys.readouterr() == ("", "")
+
+    assert _main("convert", source, target, "--force", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["directory"] == str(target) and result["bytes"] > 0 and result["seconds"] >= 0
+
+
+def test_a_full_disk_is_a_failure_in_one_line(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*args: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(convert, "save_file", full)
+    assert _main("convert", source, tmp_path / "out", "--quiet") == 1
+    assert capsys.readouterr().err == "bayeslora: [Errno 28] No space left on device\n"
+    assert os.listdir(tmp_path) == ["tiny.gguf"]
+
+
+def test_ctrl_c_leaves_nothing_behind(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(convert, "save_file", lambda *args, **options: os.kill(os.getpid(), signal.SIGINT))
+    assert _main("convert", source, tmp_path / "out", "--quiet") == 130
+    assert capsys.readouterr().err == "bayeslora: interrupted\n"
+    assert os.listdir(tmp_path) == ["tiny.gguf"]
+
+
+def test_a_terminal_gets_a_bar(source: Path, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "bayeslora", "convert", source, tmp_path / "out"]
+    process = subprocess.Popen(command, stderr=theirs, stdout=subprocess.PIPE, env=os.environ | {"TERM": "xterm"})
+    out, _ = process.communicate(timeout=60)
+    os.close(theirs)
+    shown = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert process.returncode == 0 and b"written in" in out
+    assert "converting tiny.gguf" in shown and "100%" in shown and "━" in shown
+
+
+def test_models(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    there = locate.Builtin("a good one", "pip install good", find=lambda: Path("x"), directory=lambda: Path("x"))
+    absent = locate.Builtin("a far one", "pip install far", find=lambda: None, directory=lambda: Path("x"))
+    for name, builtin in (("good", there), ("far", absent)):
+        monkeypatch.setitem(locate.BUILTINS, name, builtin)
+    assert _main("models") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("smollm2  SmolLM2-135M-Instruct")
+    assert lines[1:] == ["good  a good one  [installed]", "far  a far one  [not installed; run: pip install far]"]
+    assert _main("models", "--json") == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["far"] == {"name": "far", "description": "a far one", "installed": False, "install": "pip install far"}
