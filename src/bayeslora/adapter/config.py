@@ -1,0 +1,96 @@
+"""Settings of the PEFT adapter, saved as ``adapter_config.json``; field names are those of PEFT's ``LoraConfig``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, is_dataclass
+from typing import Any
+
+from peft import PeftConfig
+from peft.utils import PeftType
+
+from bayeslora.posterior.registry import posterior_config
+
+
+@dataclass
+class BayesLoraConfig(PeftConfig):
+    """A distribution over LoRA factors as a PEFT method.
+
+    Attributes:
+        posterior: which distribution: ``inducing`` (Bayesian-LoRA), ``point`` (LoRA), ``ensemble``.
+        settings: its settings, as a dictionary or as its dataclass
+            (``settings=InducingConfig(flow_depth=2)``).
+        r: rank of the update.
+        lora_alpha: the update is multiplied by ``lora_alpha / r``, or ``lora_alpha / √r`` with ``use_rslora``.
+        target_modules: names, a regular expression or ``all-linear``. By default the query and key projections
+            and the output head, where the architecture is known.
+        exclude_modules: names or a regular expression of modules to leave out.
+        layers_to_transform: indices of the layers to adapt; all if not given.
+        layers_pattern: name of the list of layers, where it is not one that PEFT knows.
+        rank_pattern: other ranks for some modules, by name or regular expression.
+        alpha_pattern: other ``lora_alpha`` for some modules.
+        use_rslora: scale by ``1/√r`` instead of ``1/r``.
+        fan_in_fan_out: the base layer stores its weight as ``[in, out]`` (set by itself for GPT-2's ``Conv1D``).
+        modules_to_save: modules that are trained in full and saved with the adapter.
+        trainable_token_indices: tokens whose embeddings are trained too. Never ``None``: PEFT would then copy the frozen
+            output head into every checkpoint of an adapter that targets it.
+        target_parameters: not supported; given a value, the configuration explains why.
+        init_weights: start as the posterior does, with a mean update of zero. ``False`` moves every parameter at random,
+            which is useful in tests only.
+        posterior_scale: multiplier of the posterior's standard deviations, as chosen by calibration.
+        seed: seed of the initial values.
+        layer_names: the adapted layers in the order in which the saved tensors stack them; filled in by itself.
+    """
+
+    posterior: str = "inducing"
+    settings: Any = field(default_factory=dict)
+    r: int = 8
+    lora_alpha: float = 16
+    target_modules: list[str] | set[str] | str | None = None
+    exclude_modules: list[str] | set[str] | str | None = None
+    layers_to_transform: list[int] | int | None = None
+    layers_pattern: list[str] | str | None = None
+    rank_pattern: dict[str, int] = field(default_factory=dict)
+    alpha_pattern: dict[str, float] = field(default_factory=dict)
+    use_rslora: bool = False
+    fan_in_fan_out: bool = False
+    modules_to_save: list[str] | None = None
+    trainable_token_indices: list[int] | dict[str, list[int]] | None = None
+    target_parameters: list[str] | None = None
+    init_weights: bool = True
+    posterior_scale: float = 1.0
+    seed: int = 0
+    layer_names: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.peft_type = PeftType("BAYESLORA")
+        if is_dataclass(self.settings) and not isinstance(self.settings, type):
+            self.settings = asdict(self.settings)
+        posterior_config(self.posterior, self.settings)
+        if self.trainable_token_indices is None:
+            self.trainable_token_indices = {}
+        for name in ("target_modules", "exclude_modules"):
+            if isinstance(getattr(self, name), list):
+                setattr(self, name, set(getattr(self, name)))
+        self._check()
+
+    def _check(self) -> None:
+        ranks = {"r": self.r, **self.rank_pattern}
+        for name, rank in ranks.items():
+            if not isinstance(rank, int) or rank < 1:
+                raise ValueError(f"the rank must be an integer of at least 1, got {name}={rank!r}")
+        if self.target_parameters:
+            raise ValueError(
+                f"target_parameters={self.target_parameters} is not supported: a draw of a stacked expert weight would be "
+                "as large as the experts themselves; adapt attention and the head by target_modules instead"
+            )
+        if isinstance(self.target_modules, str) and self.target_modules != "all-linear":
+            for name in ("layers_to_transform", "layers_pattern"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} cannot be used when target_modules is a regular expression")
+        if self.layers_pattern is not None and self.layers_to_transform is None:
+            raise ValueError("layers_pattern needs layers_to_transform: it names the list those indices count in")
+
+    def scaling(self, rank: int, alpha: float) -> float:
+        """Factor of the update ``B A``."""
+        return alpha / (rank**0.5 if self.use_rslora else rank)

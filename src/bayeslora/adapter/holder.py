@@ -1,0 +1,320 @@
+"""One module per model that owns the posteriors of all adapters and the draws its layers use.
+
+It hangs in the base model, so that PEFT and transformers save, load, cast, freeze and shard it like any tuner layer. A
+hook on the root of the model prepares the factors before every forward pass, outside of any checkpointed block:
+
+===============  =====================================================
+training         one fresh draw per forward pass
+evaluation       the posterior mean, computed once and kept
+:meth:`draw`     those draws, until another call says otherwise
+===============  =====================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayeslora.adapter.bridge import Bridge, uses_reentrant_checkpointing
+from bayeslora.adapter.tuner_module import TunerModule
+from bayeslora.posterior import KL, Factors, LayerFactors, Posterior
+
+ATTRIBUTE = "weight_posterior"
+"""Name of the holder on the base model. It must not contain PEFT's prefix of our method."""
+
+
+@dataclass
+class Draws:
+    """The factors in use, with what tells whether they are still those of the posterior."""
+
+    factors: Factors
+    fingerprint: tuple[Any, ...]
+    layers: Mapping[str, LayerFactors]
+
+
+@dataclass
+class Mode:
+    """What a forward pass uses: see the table at the top."""
+
+    kind: Literal["automatic", "draws", "mean"] = "automatic"
+    held: dict[str, Draws] = field(default_factory=dict)
+
+
+class PosteriorHolder(TunerModule):
+    """Owner of the posteriors. A tuner layer to PEFT, though it adapts nothing by itself."""
+
+    adapter_layer_names = ("bayeslora_posterior",)
+    weight = bias = None
+    in_features = out_features = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bayeslora_posterior = nn.ModuleDict()
+        self._seed: int | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop everything that was drawn."""
+        self._mode = Mode()
+        self._drawn: dict[str, Draws] = {}
+        self._means: dict[str, Draws] = {}
+        self._mixed: list[str] | None = None
+        self._bridge: Bridge | None = None
+        self._generator: torch.Generator | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Draws belong to a graph and do not survive copying; a copy draws anew."""
+        state = self.__dict__.copy()
+        empty = PosteriorHolder()
+        for name in ("_mode", "_drawn", "_means", "_mixed", "_bridge", "_generator"):
+            state[name] = empty.__dict__[name]
+        return state
+
+    def forward(self, x: Any) -> Any:
+        """Identity: a base model that calls its children in turn may call this one too."""
+        return x
+
+    # Posteriors ---------------------------------------------------------------------------------------------------
+
+    def posterior(self, adapter: str) -> Posterior:
+        """The posterior of one adapter."""
+        posterior = self.bayeslora_posterior[adapter]
+        assert isinstance(posterior, Posterior)
+        return posterior
+
+    def add(self, adapter: str, posterior: Posterior, active_adapters: list[str]) -> None:
+        """Take in the posterior of a new adapter; which parameters are trainable is the caller's affair."""
+        self.bayeslora_posterior[adapter] = posterior
+        self._active_adapter = active_adapters
+
+    @property
+    def active(self) -> list[str]:
+        """Names of the active adapters that have a posterior here."""
+        return [name for name in self.active_adapters if name in self.bayeslora_posterior]
+
+    def kl(self) -> KL:
+        """KL of the active adapters, at the draws of the last forward pass if there were any."""
+        terms = []
+        for name in self.active:
+            drawn = self._drawn.get(name)
+            usable = drawn is not None and drawn.factors.latents is not None and self._is_current(name, drawn)
+            terms.append(self.posterior(name).kl(drawn.factors if usable and drawn else None, self._noise_source(name)))
+        if not terms:
+            raise ValueError("there is no active adapter, hence no KL")
+        return KL(sum_of(k.inducing for k in terms), sum_of(k.conditional for k in terms))
+
+    # What a forward pass uses -------------------------------------------------------------------------------------
+
+    def draw(self, n: int = 1, generator: torch.Generator | None = None) -> None:
+        """Draw ``n`` networks now and use them until told otherwise; the batch is then ``n`` blocks of equal size."""
+        if self.merged:
+            raise ValueError("the adapter is merged into the base weights; call unmerge_adapter() before drawing")
+        held = {name: self._sample(name, n, generator or self._noise_source(name)) for name in self.active}
+        self._mode = Mode("draws", held)
+
+    def deterministic(self) -> None:
+        """Use the posterior mean until told otherwise, in training too."""
+        self._mode = Mode("mean")
+
+    def automatic(self) -> None:
+        """Go back to one draw per pass in training and the mean in evaluation."""
+        self._mode = Mode()
+
+    def restoring(self) -> AbstractContextManager[None]:
+        """On leaving the block, what is in use now is in use again."""
+        return _Restoring(self, self._mode)
+
+    def seed(self, seed: int) -> None:
+        """Draw from a generator of its own from now on, seeded with this number, and not from the global one."""
+        self._seed, self._generator = seed, None
+
+    def factors(self, adapter: str, layer: str) -> LayerFactors:
+        """Factors of one layer for the forward pass under way."""
+        drawn = self._drawn.get(adapter)
+        if drawn is None:
+            raise RuntimeError(
+                f"no factors were prepared for adapter {adapter!r}: call the whole model, not a part of it, or use draw()"
+            )
+        return drawn.layers[layer]
+
+    def mean_update(self, adapter: str, layer: str) -> Tensor:
+        """Mean of ``B A`` of one layer, ``[o, i]``, without the scaling."""
+        with torch.no_grad():
+            return self._mean(adapter).factors.product(layer)[0]
+
+    @contextmanager
+    def mixed(self, adapter_names: list[str], *, training: bool) -> Iterator[None]:
+        """Inside the block, prepare the means of these adapters: one per row of the batch, ``__base__`` for none."""
+        if training:
+            raise ValueError("Cannot pass `adapter_names` when the model is in training mode.")
+        if self.merged:
+            raise ValueError(
+                "Cannot pass `adapter_names` when there are merged adapters, please call `unmerge_adapter` first."
+            )
+        wanted = sorted(set(adapter_names) - {"__base__"})
+        unknown = [name for name in wanted if name not in self.bayeslora_posterior]
+        if unknown:
+            raise ValueError(f"Trying to infer with non-existing adapter(s): {', '.join(unknown)}")
+        self._mixed = wanted
+        try:
+            yield
+        finally:
+            self._mixed = None
+
+    # Hooks on the root of the base model ----------------------------------------------------------------------------
+
+    def before_forward(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Prepare the factors of all active adapters."""
+        self._bridge = None
+        if self.disable_adapters and self.merged:
+            self.unmerge()  # as the layers do
+        if self.disable_adapters or self.merged:
+            return None
+        self._prepare()
+        if torch.is_grad_enabled() and self._needs_bridge(root):
+            return self._build_bridge(root, args, kwargs)
+        return None
+
+    def after_forward(self, root: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Notice a bridge that nothing crossed, which would lose every gradient."""
+        if self._bridge is not None and not self._bridge.crossed:
+            raise RuntimeError(
+                "re-entrant gradient checkpointing needs the model's input embeddings or `inputs_embeds`, and neither was "
+                "used; pass gradient_checkpointing_kwargs={'use_reentrant': False}"
+            )
+
+    @torch.compiler.disable
+    def _prepare(self) -> None:
+        for name in self.active if self._mixed is None else self._mixed:
+            self._drawn[name] = self._factors_for(name)
+
+    def _factors_for(self, name: str) -> Draws:
+        if self._mixed is not None:
+            return self._mean(name)
+        if self._mode.kind == "draws":
+            return self._held(name)
+        if self._mode.kind == "automatic" and self.training:
+            return self._sample(name, 1, self._noise_source(name))
+        return self._mean(name)
+
+    def _held(self, name: str) -> Draws:
+        held = self._mode.held.get(name)
+        if held is None or not self._is_current(name, held):
+            raise RuntimeError(
+                f"the draws of adapter {name!r} are stale: it was loaded, moved, trained or activated since; call draw() again"
+            )
+        return held
+
+    def _mean(self, name: str) -> Draws:
+        """The mean, kept while the posterior does not change. With gradients it is computed anew."""
+        if torch.is_grad_enabled() and self.training:
+            return self._wrap(name, self.posterior(name).mean())
+        kept = self._means.get(name)
+        if kept is None or not self._is_current(name, kept):
+            with torch.no_grad():
+                kept = self._means[name] = self._wrap(name, self.posterior(name).mean())
+        return kept
+
+    def _sample(self, name: str, n: int, generator: torch.Generator | None) -> Draws:
+        return self._wrap(name, self.posterior(name).draw(n, generator))
+
+    def _wrap(self, name: str, factors: Factors) -> Draws:
+        return Draws(factors, fingerprint(self.posterior(name)), {layer: factors[layer] for layer in factors})
+
+    def _is_current(self, name: str, drawn: Draws) -> bool:
+        return drawn.fingerprint == fingerprint(self.posterior(name))
+
+    def _noise_source(self, name: str) -> torch.Generator | None:
+        if self._seed is not None and self._generator is None:
+            device = next(self.posterior(name).parameters()).device
+            self._generator = torch.Generator(device).manual_seed(self._seed)
+        return self._generator
+
+    # Re-entrant checkpointing ---------------------------------------------------------------------------------------
+
+    def _needs_bridge(self, root: nn.Module) -> bool:
+        return self.training and uses_reentrant_checkpointing(list(root.modules()))
+
+    def _build_bridge(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Give the layers leaves, and let the first activation connect them to the draw."""
+        names = self.active
+        connected = [t for name in names for pair in self._drawn[name].layers.values() for t in pair if t.requires_grad]
+        bridge = self._bridge = Bridge(connected)
+        leaves = iter(bridge.leaves)
+        for name in names:
+            drawn = self._drawn[name]
+            layers = {
+                layer: LayerFactors(*(next(leaves) if t.requires_grad else t for t in pair))
+                for layer, pair in drawn.layers.items()
+            }
+            self._drawn[name] = replace(drawn, layers=layers)
+        if kwargs.get("inputs_embeds") is not None:
+            return args, {**kwargs, "inputs_embeds": bridge.cross(kwargs["inputs_embeds"])}
+        embeddings = getattr(root, "get_input_embeddings", lambda: None)()
+        if embeddings is not None:
+            _once_after(embeddings, bridge.cross)
+        return None
+
+    # What PEFT asks of a tuner layer --------------------------------------------------------------------------------
+
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        """The layers merge; the holder remembers that they did."""
+        names = [n for n in (adapter_names or self.active) if n in self.bayeslora_posterior]
+        self.merged_adapters = [*self.merged_adapters, *(n for n in names if n not in self.merged_adapters)]
+
+    def unmerge(self) -> None:
+        """The layers unmerge."""
+        self.merged_adapters = []
+
+    def delete_adapter(self, adapter_name: str) -> None:
+        """Remove an adapter and everything drawn from it."""
+        super().delete_adapter(adapter_name)
+        for kept in (self._drawn, self._means, self._mode.held):
+            kept.pop(adapter_name, None)
+
+
+def find_holder(model: nn.Module) -> PosteriorHolder:
+    """The holder of a model, also of one that transformers adapted without a ``PeftModel`` around it."""
+    holders = [module for module in model.modules() if isinstance(module, PosteriorHolder)]
+    if len(holders) != 1:
+        raise ValueError(f"expected a model with one bayeslora adapter or more, found {len(holders)} holders in it")
+    return holders[0]
+
+
+class _Restoring(AbstractContextManager[None]):
+    """A plain object and not a generator: it may be dropped without being entered, and then changes nothing."""
+
+    def __init__(self, holder: PosteriorHolder, mode: Mode) -> None:
+        self._holder, self._mode = holder, mode
+
+    def __exit__(self, *exc: object) -> None:
+        self._holder._mode = self._mode
+
+
+def fingerprint(posterior: Posterior) -> tuple[Any, ...]:
+    """Changes whenever the posterior is trained, loaded, moved, cast or scaled."""
+    return (posterior.scale, *((p.data_ptr(), _version(p), p.device, p.dtype) for p in posterior.parameters()))
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def sum_of(tensors: Iterator[Tensor]) -> Tensor:
+    """Sum of one or more scalars."""
+    return torch.stack(list(tensors)).sum()
+
+
+def _once_after(module: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
+    """Apply a function to the module's next output only."""
+
+    def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        handle.remove()
+        return function(output)
+
+    handle = module.register_forward_hook(hook)

@@ -1,0 +1,155 @@
+"""An adapted linear layer: ``base(x) + s · B (A x)``. It owns nothing random; the holder gives it its factors."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from peft.tuners.tuners_utils import check_adapters_to_merge
+from peft.utils.quantization_utils import resolve_quantization_backend
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from bayeslora.adapter.holder import PosteriorHolder
+from bayeslora.adapter.tuner_module import TunerModule
+from bayeslora.posterior import LayerFactors, LayerShape
+
+
+class BayesLoraLinear(TunerModule):
+    """Wraps one linear layer (``nn.Linear``, GPT-2's ``Conv1D`` or a quantised one)."""
+
+    adapter_layer_names = ()
+    other_param_names = ("r", "scaling")
+    holder: PosteriorHolder
+
+    def __init__(self, base_layer: nn.Module, name: str, holder: PosteriorHolder, fan_in_fan_out: bool) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.name = name
+        self.__dict__["holder"] = holder  # not a child: it is registered once, on the base model
+        self.quantization_backend = resolve_quantization_backend(base_layer)
+        self.out_features, self.in_features = linear_shape(base_layer)
+        self.fan_in_fan_out = fan_in_fan_out
+        self.r: dict[str, int] = {}
+        self.scaling: dict[str, float] = {}
+        self._original: tuple[nn.Module, dict[str, Any]] | None = None
+
+    def update_layer(self, adapter_name: str, r: int, scaling: float) -> None:
+        """Take part in one more adapter."""
+        self.r[adapter_name] = r
+        self.scaling[adapter_name] = scaling
+
+    def shape(self, adapter_name: str) -> LayerShape:
+        """What the posterior of an adapter must know of this layer."""
+        return LayerShape(self.name, self.out_features, self.in_features, self.r[adapter_name])
+
+    # Forward ------------------------------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor, *args: Any, adapter_names: list[str] | None = None, **kwargs: Any) -> Tensor:
+        """``base(x)`` plus the updates of the active adapters, or of one adapter per row of a mixed batch."""
+        if self.disable_adapters and self.merged:
+            self.unmerge()
+        result = self.base_layer(x, *args, **kwargs)
+        if self.disable_adapters or self.merged:
+            return result
+        if self.quantization_backend is not None:
+            result = self.quantization_backend.maybe_clone_base_result(result)
+        if adapter_names is not None:
+            return self._mixed(x, result, adapter_names)
+        for name in self.active_adapters:
+            if name in self.scaling:
+                result = add_update(x, result, self.holder.factors(name, self.name), self.scaling[name])
+        return result
+
+    def _mixed(self, x: Tensor, result: Tensor, adapter_names: list[str]) -> Tensor:
+        """Row ``k`` of the batch belongs to adapter ``adapter_names[k]``; ``__base__`` means none."""
+        result = result.clone()
+        for name in set(adapter_names) & self.scaling.keys():
+            rows = [k for k, wanted in enumerate(adapter_names) if wanted == name]
+            factors = self.holder.factors(name, self.name)
+            result[rows] = add_update(x[rows], result[rows], factors, self.scaling[name])
+        return result
+
+    # Merging ------------------------------------------------------------------------------------------------------
+
+    def get_delta_weight(self, adapter: str) -> Tensor:
+        """Mean update in the layout of the base weight."""
+        delta = self.holder.mean_update(adapter, self.name) * self.scaling[adapter]
+        return delta.T if self.fan_in_fan_out else delta
+
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        """Add the mean update to the base weight. The original weight object is kept, so unmerging is exact and a
+        weight tied to another module stays as it is there."""
+        if self.quantization_backend is not None and not self.quantization_backend.supports_merge:
+            raise TypeError(f"{self.quantization_backend.backend_name} layers cannot be merged")
+        for name in check_adapters_to_merge(self, adapter_names):
+            if name not in self.scaling:
+                continue
+            merged = self._merged_weight(name)
+            if safe_merge and not torch.isfinite(merged).all():
+                raise ValueError(
+                    f"NaNs detected in the merged weights of {self.name}. The adapter {name} seems to be broken"
+                )
+            if self._original is None:
+                self._original = _remember(self.get_base_layer())
+            self._store(merged)
+            self.merged_adapters = [*self.merged_adapters, name]
+
+    def _merged_weight(self, name: str) -> Tensor:
+        weight = self.get_base_weight()
+        delta = self.get_delta_weight(name).to(weight.device)
+        return (
+            (weight.float() + delta).to(weight.dtype) if weight.dtype.itemsize < 4 else weight + delta.to(weight.dtype)
+        )
+
+    def _store(self, weight: Tensor) -> None:
+        if self.quantization_backend is not None:
+            self.set_base_weight(weight)
+        else:
+            base = self.get_base_layer()
+            base.weight = nn.Parameter(weight, requires_grad=base.weight.requires_grad)
+
+    def unmerge(self) -> None:
+        """Put the original weight back."""
+        if self._original is not None:
+            self.base_layer, attributes = self._original
+            for name, value in attributes.items():
+                setattr(self.base_layer, name, value)
+        self._original = None
+        self.merged_adapters = []
+
+    def __repr__(self) -> str:
+        return "bayeslora." + super().__repr__()
+
+
+def add_update(x: Tensor, result: Tensor, factors: LayerFactors, scaling: float) -> Tensor:
+    """``result + s · B (A x)``; with ``n`` draws the rows of ``x`` are ``n`` equal blocks, block ``k`` for draw ``k``."""
+    A, B = (factor.to(x.dtype) for factor in factors)
+    n = A.shape[0]
+    if n == 1:
+        return result + scaling * F.linear(F.linear(x, A[0]), B[0]).to(result.dtype)
+    if x.shape[0] % n:
+        raise ValueError(
+            f"with {n} draws in use the batch must consist of {n} blocks of equal size, got a batch of {x.shape[0]}"
+        )
+    blocks = x.reshape(n, -1, x.shape[-1])
+    update = torch.bmm(torch.bmm(blocks, A.mT), B.mT)
+    return result + scaling * update.view_as(result).to(result.dtype)
+
+
+def _remember(layer: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
+    """What merging replaces: the weight and, in 8-bit layers, the state that goes with it."""
+    attributes = {"weight": layer.weight}
+    if hasattr(layer, "state"):
+        attributes["state"] = copy.copy(layer.state)
+    return layer, attributes
+
+
+def linear_shape(layer: nn.Module) -> tuple[int, int]:
+    """Output and input size of a linear layer."""
+    if isinstance(layer, Conv1D):
+        size_in, size_out = layer.weight.shape
+        return size_out, size_in
+    return int(layer.out_features), int(layer.in_features)  # type: ignore[arg-type]

@@ -1,0 +1,160 @@
+"""From an ordinary LoRA adapter to a posterior, and from a posterior to ordinary LoRA adapters.
+
+Exported adapters need nothing of this package: the scaling is folded into ``B`` (serving engines know one
+``lora_alpha / r`` for all layers) and the rank is padded by zeros to a size that vLLM accepts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from peft import LoraConfig
+from peft.utils import load_peft_weights
+from peft.utils.other import get_pattern_key
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from bayeslora.adapter.config import BayesLoraConfig
+from bayeslora.adapter.holder import PosteriorHolder
+from bayeslora.adapter.layer import BayesLoraLinear
+from bayeslora.errors import InputError
+from bayeslora.posterior import Factors, Posterior
+
+SERVED_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks a vLLM server can be set to."""
+
+
+def adapted_layers(model: nn.Module, adapter: str) -> dict[str, BayesLoraLinear]:
+    """The layers an adapter acts on, by name."""
+    return {m.name: m for m in model.modules() if isinstance(m, BayesLoraLinear) and adapter in m.scaling}
+
+
+# LoRA to posterior ------------------------------------------------------------------------------------------------
+
+
+def start_from_lora(model: nn.Module, holder: PosteriorHolder, adapter: str, path: str) -> None:
+    """Move the mean of a posterior onto the LoRA adapter at ``path`` (a directory or a hub id)."""
+    config = LoraConfig.from_pretrained(path)
+    if not isinstance(config, LoraConfig) or config.use_dora:
+        raise InputError(f"{path} holds a {config.peft_type} adapter; only plain LoRA can be started from")
+    weights = load_peft_weights(path, device="cpu")
+    posterior = holder.posterior(adapter)
+    layers = adapted_layers(model, adapter)
+    _check_same_layers(path, weights, layers)
+    A, B = [], []
+    for group in posterior.groups:
+        pairs = [_read_layer(path, config, weights, layers[name], adapter) for name in group.names]
+        A.append(torch.stack([a for a, _ in pairs]).unsqueeze(1))
+        B.append(torch.stack([b for _, b in pairs]).unsqueeze(1))
+    device = next(posterior.parameters()).device
+    posterior.start_from(Factors(posterior.groups, tuple(a.to(device) for a in A), tuple(b.to(device) for b in B)))
+
+
+def _check_same_layers(path: str, weights: dict[str, Tensor], layers: dict[str, BayesLoraLinear]) -> None:
+    suffix = ".lora_A.weight"
+    given = {key.removeprefix("base_model.model.").removesuffix(suffix) for key in weights if key.endswith(suffix)}
+    if given != set(layers):
+        example = sorted(given ^ set(layers))[0]
+        raise InputError(
+            f"the LoRA adapter at {path} adapts {len(given)} layers and this one {len(layers)}; they must be the same "
+            f"(for example {example} is in one only); set target_modules as in its adapter_config.json"
+        )
+
+
+def _read_layer(
+    path: str, config: LoraConfig, weights: dict[str, Tensor], layer: BayesLoraLinear, adapter: str
+) -> tuple[Tensor, Tensor]:
+    """``A`` and ``B`` of one layer at our rank, with ``B`` taken from LoRA's scaling to ours."""
+    A = weights[f"base_model.model.{layer.name}.lora_A.weight"].float()
+    B = weights[f"base_model.model.{layer.name}.lora_B.weight"].float()
+    rank, ours = A.shape[0], layer.r[adapter]
+    if rank > ours:
+        raise InputError(
+            f"the LoRA adapter at {path} has rank {rank} in {layer.name}, above ours, {ours}; set r={rank}"
+        )
+    alpha = config.alpha_pattern.get(get_pattern_key(config.alpha_pattern.keys(), layer.name), config.lora_alpha)
+    scaling = alpha / (rank**0.5 if config.use_rslora else rank)
+    return _pad(A, B * (scaling / layer.scaling[adapter]), ours)
+
+
+def _pad(A: Tensor, B: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Zero rows and columns that raise the rank of ``A [R, i]`` and ``B [o, R]`` without changing their product."""
+    return F.pad(A, (0, 0, 0, rank - A.shape[0])), F.pad(B, (0, rank - B.shape[1]))
+
+
+# Posterior to LoRA ------------------------------------------------------------------------------------------------
+
+
+def export_samples(
+    model: nn.Module,
+    config: BayesLoraConfig,
+    posterior: Posterior,
+    adapter: str,
+    n: int,
+    path: str | Path,
+    generator: torch.Generator | None = None,
+) -> list[Path]:
+    """Write the mean and ``n`` draws as ordinary LoRA adapters; returns their directories, the mean first."""
+    if config.modules_to_save:
+        raise InputError(f"modules_to_save={config.modules_to_save} cannot be exported: serving engines refuse them")
+    root = Path(path)
+    if root.exists() and any(root.iterdir()):
+        raise InputError(f"{root} is not empty; choose another directory for the exported adapters")
+    layers = adapted_layers(model, adapter)
+    with torch.no_grad():
+        draws = posterior.draw(n, generator) if n > 0 else None
+        mean = posterior.mean()
+    directories = [_write(root / "mean", model, config, mean, layers, adapter)]
+    for k in range(n):
+        assert draws is not None
+        directories.append(_write(root / f"sample-{k:03d}", model, config, draws.pick(k), layers, adapter))
+    return directories
+
+
+def _write(
+    directory: Path,
+    model: nn.Module,
+    config: BayesLoraConfig,
+    factors: Factors,
+    layers: dict[str, BayesLoraLinear],
+    adapter: str,
+) -> Path:
+    rank = _served_rank(max(a.shape[-2] for a in factors.A))
+    tensors = dict(_lora_tensors(factors, layers, adapter, rank))
+    directory.mkdir(parents=True)
+    save_file(tensors, str(directory / "adapter_model.safetensors"), metadata={"format": "pt"})
+    LoraConfig(
+        r=rank,
+        lora_alpha=rank,
+        target_modules=_target_modules(model, list(layers)),
+        fan_in_fan_out=config.fan_in_fan_out,
+        base_model_name_or_path=config.base_model_name_or_path,
+        task_type=config.task_type,
+        inference_mode=True,
+    ).save_pretrained(str(directory))
+    return directory
+
+
+def _lora_tensors(
+    factors: Factors, layers: dict[str, BayesLoraLinear], adapter: str, rank: int
+) -> Iterator[tuple[str, Tensor]]:
+    for name, layer in layers.items():
+        A, B = (factor[0].detach().float().cpu() for factor in factors[name])
+        A, B = _pad(A, B * layer.scaling[adapter], rank)
+        yield f"base_model.model.{name}.lora_A.weight", A.contiguous()
+        yield f"base_model.model.{name}.lora_B.weight", B.contiguous()
+
+
+def _served_rank(rank: int) -> int:
+    """The smallest rank a server accepts that is not below this one."""
+    return next((served for served in SERVED_RANKS if served >= rank), rank)
+
+
+def _target_modules(model: nn.Module, names: list[str]) -> list[str]:
+    """Last parts of the names where they mean exactly these layers, else the whole names."""
+    leaves = {name.rpartition(".")[2] for name in names}
+    alike = {key for key, _ in model.named_modules() if key.rpartition(".")[2] in leaves}
+    return sorted(leaves) if alike == set(names) else sorted(names)

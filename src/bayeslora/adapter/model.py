@@ -1,0 +1,289 @@
+"""The tuner: wraps the target layers of a model, hangs the posterior into it, and offers its draws."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from accelerate import init_empty_weights
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
+from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+from peft.utils.other import AuxiliaryTrainingWrapper, get_pattern_key
+from peft.utils.quantization_utils import resolve_quantization_backend
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from bayeslora.adapter.config import BayesLoraConfig
+from bayeslora.adapter.holder import ATTRIBUTE, PosteriorHolder
+from bayeslora.adapter.layer import BayesLoraLinear
+from bayeslora.adapter.lora import export_samples, start_from_lora
+from bayeslora.posterior import KL, Posterior, build_posterior
+
+DEFAULT_TARGETS = ("q_proj", "k_proj", "lm_head")
+"""What the paper adapts."""
+
+
+class BayesLoraModel(BaseTuner):
+    """A model whose linear layers have a distribution over LoRA factors. Made by ``peft.get_peft_model``."""
+
+    prefix = "bayeslora_"
+    tuner_layer_cls = (BayesLoraLinear, PosteriorHolder)
+    target_module_mapping: ClassVar = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+
+    # Draws --------------------------------------------------------------------------------------------------------
+
+    def draw(self, n: int = 1, generator: torch.Generator | None = None) -> None:
+        """Draw ``n`` networks now and use them until the next :meth:`draw`, :meth:`deterministic` or :meth:`automatic`.
+
+        The batch is then ``n`` blocks of equal size, and block ``k`` is computed with draw ``k``.
+        """
+        self.holder.draw(n, generator)
+
+    @contextmanager
+    def draws(self, n: int = 1, generator: torch.Generator | None = None) -> Iterator[None]:
+        """``n`` draws inside the block, what was in use before after it."""
+        with self.holder.restoring():
+            self.holder.draw(n, generator)
+            yield
+
+    def deterministic(self) -> AbstractContextManager[None]:
+        """Use the posterior mean from now on; as a context manager, inside the block only."""
+        restoring = self.holder.restoring()
+        self.holder.deterministic()
+        return restoring
+
+    def automatic(self) -> None:
+        """The default: a fresh draw per forward pass in training, the posterior mean in evaluation."""
+        self.holder.automatic()
+
+    def seed_draws(self, seed: int) -> None:
+        """Draw from a generator of its own instead of torch's global one, so that draws can be repeated."""
+        self.holder.seed(seed)
+
+    def kl(self) -> KL:
+        """KL of the active adapters to their prior, at the draws of the last forward pass."""
+        return self.holder.kl()
+
+    def start_from_lora(self, path: str, adapter_name: str | None = None) -> None:
+        """Move the posterior's mean onto the ordinary LoRA adapter at ``path`` (a directory or a hub id).
+
+        Exact for ``point`` and ``ensemble``, and for ``inducing`` with separate matrices at least as large as the rank.
+        """
+        start_from_lora(self.model, self.holder, adapter_name or self._active_name(), path)
+
+    def export_samples(
+        self,
+        n: int,
+        path: str | Path,
+        generator: torch.Generator | None = None,
+        adapter_name: str | None = None,
+    ) -> list[Path]:
+        """Write the posterior mean and ``n`` draws as ordinary LoRA adapters that need nothing of this package.
+
+        Returns their directories under ``path``: ``mean``, ``sample-000``, ...
+        """
+        name = adapter_name or self._active_name()
+        posterior, config = self.holder.posterior(name), self.peft_config[name]
+        return export_samples(self.model, config, posterior, name, n, path, generator)
+
+    @property
+    def posterior_scale(self) -> float:
+        """Multiplier of the standard deviations of the active adapter's posterior; saved with the adapter."""
+        return self.holder.posterior(self._active_name()).scale
+
+    @posterior_scale.setter
+    def posterior_scale(self, value: float) -> None:
+        for name in self.holder.active:
+            self.holder.posterior(name).scale = value
+            self.peft_config[name].posterior_scale = float(value)
+
+    @property
+    def holder(self) -> PosteriorHolder:
+        """The module that owns the posteriors."""
+        holder = getattr(self.model, ATTRIBUTE)
+        assert isinstance(holder, PosteriorHolder)
+        return holder
+
+    def _active_name(self) -> str:
+        active = self.holder.active
+        if len(active) != 1:
+            raise ValueError(f"exactly one adapter must be active for this, got {active}")
+        return active[0]
+
+    # Injection ----------------------------------------------------------------------------------------------------
+
+    def inject_adapter(
+        self,
+        model: nn.Module,
+        adapter_name: str,
+        autocast_adapter_dtype: bool = True,
+        low_cpu_mem_usage: bool = False,
+        state_dict: dict[str, torch.Tensor] | None = None,
+    ) -> None:
+        """Wrap the target layers, then build their posterior.
+
+        The holder joins the model only after the first injection: PEFT takes a model that has tuner layers already for
+        one whose base is frozen. Its state is one stack for all layers, so the keys of a ``state_dict`` cannot tell which
+        layers are meant; the configuration does.
+        """
+        self._new_holder = getattr(model, ATTRIBUTE, None) or PosteriorHolder()
+        super().inject_adapter(
+            model, adapter_name, autocast_adapter_dtype=autocast_adapter_dtype, low_cpu_mem_usage=low_cpu_mem_usage
+        )
+        holder = self._new_holder
+        del self._new_holder
+        if not hasattr(model, ATTRIBUTE):
+            setattr(model, ATTRIBUTE, holder)
+            holder.train(self.training)
+            model.register_forward_pre_hook(holder.before_forward, with_kwargs=True)
+            model.register_forward_hook(holder.after_forward)
+        config = self.peft_config[adapter_name]
+        with init_empty_weights() if low_cpu_mem_usage else nullcontext():
+            posterior = _build(model, adapter_name, config)
+        holder.add(adapter_name, posterior, self.active_adapters)
+        if not next(posterior.parameters()).is_meta:
+            posterior.to(_device(model))
+        posterior.requires_grad_(adapter_name in self.active_adapters and not config.inference_mode)
+
+    def _create_and_replace(
+        self,
+        peft_config: BayesLoraConfig,
+        adapter_name: str,
+        target: nn.Module,
+        target_name: str,
+        parent: nn.Module,
+        current_key: str,
+        parameter_name: str | None = None,
+    ) -> None:
+        rank = peft_config.rank_pattern.get(
+            get_pattern_key(peft_config.rank_pattern.keys(), current_key), peft_config.r
+        )
+        alpha_key = get_pattern_key(peft_config.alpha_pattern.keys(), current_key)
+        alpha = peft_config.alpha_pattern.get(alpha_key, peft_config.lora_alpha)
+        if isinstance(target, BayesLoraLinear):
+            layer = target
+        else:
+            layer = BayesLoraLinear(
+                target, current_key, self._new_holder, _fan_in_fan_out(target, peft_config, current_key)
+            )
+            layer.train(self.training)
+            self._replace_module(parent, target_name, layer, target)
+        layer.update_layer(adapter_name, rank, peft_config.scaling(rank, alpha))
+
+    def _prepare_adapter_config(self, peft_config: BayesLoraConfig, model_config: dict[str, Any]) -> BayesLoraConfig:
+        """Query, key and head by default, as in the paper; for models that name them otherwise, LoRA's targets."""
+        if peft_config.target_modules is None:
+            leaves = {name.rpartition(".")[2] for name, _ in self.model.named_modules()}
+            if leaves >= {"q_proj", "k_proj"}:
+                peft_config.target_modules = leaves & set(DEFAULT_TARGETS)
+        return super()._prepare_adapter_config(peft_config, model_config)
+
+    def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
+        """Posteriors are float32; with ``autocast_adapter_dtype=False`` they are stored in the base model's precision."""
+        super()._cast_adapter_dtype(adapter_name, autocast_adapter_dtype)
+        if not autocast_adapter_dtype:
+            layer = next(m for m in self.model.modules() if isinstance(m, BayesLoraLinear))
+            dtype = layer.get_base_layer().weight.dtype
+            if dtype.is_floating_point:
+                self.holder.posterior(adapter_name).to(dtype)
+
+    # Mixed batches ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """Hand ``adapter_names=[...]``, one adapter per row of the batch, to the layers; posterior means only."""
+        names = kwargs.pop("adapter_names", None)
+        if names is None:
+            yield
+            return
+        beams = kwargs.get("num_beams") or 1
+        with self.holder.mixed(names, training=self.training):
+            rows = [name for name in names for _ in range(beams)]
+            layers = [m for m in self.modules() if isinstance(m, (BayesLoraLinear, AuxiliaryTrainingWrapper))]
+            hook = partial(_pass_adapter_names, adapter_names=rows)
+            handles = [layer.register_forward_pre_hook(hook, with_kwargs=True) for layer in layers]
+            try:
+                yield
+            finally:
+                for handle in handles:
+                    handle.remove()
+
+    # Merging and unloading ----------------------------------------------------------------------------------------
+
+    def _check_merge_allowed(self) -> None:
+        tied = self._get_tied_target_modules(self.model)
+        if tied:
+            warnings.warn(
+                f"merging unties {', '.join(tied)} from the input embedding, which the update must not touch: the merged "
+                "model holds one more weight of that size",
+                stacklevel=3,
+            )
+
+    def _unload_and_optionally_merge(self, *args: Any, **kwargs: Any) -> nn.Module:
+        model = super()._unload_and_optionally_merge(*args, **kwargs)
+        holder = self.holder
+        delattr(model, ATTRIBUTE)
+        for hooks in (model._forward_pre_hooks, model._forward_hooks):
+            for key in [k for k, hook in hooks.items() if getattr(hook, "__self__", None) is holder]:
+                del hooks[key]
+        return model
+
+
+def _pass_adapter_names(
+    module: nn.Module, args: Any, kwargs: dict[str, Any], adapter_names: list[str]
+) -> tuple[Any, dict[str, Any]]:
+    return args, {**kwargs, "adapter_names": adapter_names}
+
+
+def _build(model: nn.Module, adapter_name: str, config: BayesLoraConfig) -> Posterior:
+    """The posterior over all layers of an adapter, in the order the configuration remembers."""
+    layers = {
+        module.name: module.shape(adapter_name)
+        for module in model.modules()
+        if isinstance(module, BayesLoraLinear) and adapter_name in module.r
+    }
+    names = config.layer_names
+    if names is None or set(names) != set(layers):
+        names = list(layers)
+    config.layer_names = names
+    posterior = build_posterior(config.posterior, [layers[name] for name in names], config.settings, config.seed)
+    posterior.scale = config.posterior_scale
+    if not config.init_weights:
+        _move_at_random(posterior, config.seed)
+    return posterior
+
+
+@torch.no_grad()
+def _move_at_random(posterior: Posterior, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in posterior.parameters():
+        if not parameter.is_meta:
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+
+
+def _fan_in_fan_out(target: nn.Module, config: BayesLoraConfig, name: str) -> bool:
+    """Whether the weight is stored transposed; refuses what is not linear."""
+    if isinstance(target, Conv1D):
+        return True
+    if isinstance(target, nn.Linear):
+        if config.fan_in_fan_out:
+            warnings.warn(
+                f"fan_in_fan_out is set but {name} is a torch.nn.Linear, which it does not fit; ignored", stacklevel=4
+            )
+        return False
+    backend = None if isinstance(target, BaseTunerLayer) else resolve_quantization_backend(target)
+    if backend is not None and backend.layer_type == "linear":
+        return False
+    raise ValueError(
+        f"target module {name} ({type(target).__name__}) is not supported: bayeslora adapts torch.nn.Linear, Conv1D and "
+        "quantised linear layers (expert weights of a mixture of experts are none of these: adapt attention and the head)"
+    )
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters() if p.device.type != "meta"), torch.device("cpu"))

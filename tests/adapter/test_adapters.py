@@ -1,0 +1,220 @@
+"""Several adapters, targets of all kinds, and what is refused."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from peft import PeftType, get_peft_model
+
+from adapter.cases import MODELS, adapted, base_model, config, generator, logits, tokens
+from bayeslora import BayesLoraConfig, find_holder
+from bayeslora.adapter.layer import BayesLoraLinear
+
+ALL = pytest.mark.parametrize("architecture", MODELS)
+
+
+def layer_names(model, adapter="default"):
+    return [layer.name for layer in find_holder(model).posterior(adapter).layers]
+
+
+# Registration -----------------------------------------------------------------------------------------------------
+
+
+def test_the_method_is_a_full_member_of_the_enumeration():
+    import copy
+    import json
+    import pickle
+
+    member = PeftType("BAYESLORA")
+    assert member is PeftType.BAYESLORA is PeftType["BAYESLORA"]
+    assert member in list(PeftType)
+    assert member == "BAYESLORA" and hash(member) == hash("BAYESLORA")
+    assert json.dumps(member) == '"BAYESLORA"'
+    assert pickle.loads(pickle.dumps(member)) is member
+    assert copy.deepcopy(member) is member
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import bayeslora, sys; assert 'transformers' not in sys.modules and 'torch' not in sys.modules",
+        "import bayeslora, peft; assert peft.PeftType('BAYESLORA')",
+        "import peft, bayeslora; assert peft.PeftType('BAYESLORA')",
+        "import bayeslora; bayeslora.BayesLoraConfig(); import peft; assert peft.PeftType('BAYESLORA')",
+        "import bayeslora; from peft import get_peft_model; import importlib.resources as r; r.files('peft')",
+    ],
+)
+def test_importing_in_any_order_registers_it(script):
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+# Targets ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings, expected",
+    [
+        ({"target_modules": ["q_proj"]}, 2),
+        ({"target_modules": r".*\.(q|v)_proj"}, 4),
+        ({"target_modules": "all-linear"}, 14),
+        ({"target_modules": "all-linear", "exclude_modules": ["q_proj"]}, 12),
+        ({"target_modules": ["q_proj", "lm_head"], "layers_to_transform": [1]}, 2),
+        ({"target_modules": ["q_proj"], "layers_to_transform": 0}, 1),
+        ({"target_modules": None}, 5),
+    ],
+)
+def test_targets(settings, expected):
+    model = adapted(**settings)
+    assert len(layer_names(model)) == expected
+    assert (logits(model) - logits(base_model())).abs().max() > 0
+
+
+@ALL
+def test_default_targets_are_known_for_every_architecture(architecture):
+    model = get_peft_model(base_model(architecture), BayesLoraConfig(task_type="CAUSAL_LM"))
+    assert layer_names(model)
+
+
+@ALL
+def test_all_linear(architecture):
+    """Mixture of experts included: what is linear is adapted, expert tensors are left alone."""
+    model = adapted(architecture, target_modules="all-linear")
+    model.train()
+    model(input_ids=tokens(), labels=tokens()).loss.backward()
+    assert all(p.grad is not None for p in find_holder(model).parameters())
+
+
+def test_rank_and_alpha_patterns_and_rslora():
+    model = adapted(r=4, lora_alpha=8, rank_pattern={"k_proj": 2}, alpha_pattern={"lm_head": 3}, use_rslora=True)
+    layers = {m.name: m for m in model.modules() if isinstance(m, BayesLoraLinear)}
+    assert layers["model.layers.0.self_attn.q_proj"].scaling["default"] == pytest.approx(8 / 4**0.5)
+    assert layers["model.layers.0.self_attn.k_proj"].scaling["default"] == pytest.approx(8 / 2**0.5)
+    assert layers["lm_head"].scaling["default"] == pytest.approx(3 / 4**0.5)
+    factors = find_holder(model).posterior("default").draw()
+    assert factors["model.layers.1.self_attn.k_proj"].A.shape[-2] == 2
+    assert factors["lm_head"].A.shape[-2] == 4
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"r": 0}, "rank must be an integer of at least 1, got r=0"),
+        ({"rank_pattern": {"q_proj": 1.5}}, "got q_proj=1.5"),
+        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters=.* is not supported"),
+        ({"posterior": "inducting"}, "unknown posterior 'inducting'.*did you mean 'inducing'"),
+        ({"settings": {"flow": 1}}, "has no setting 'flow'"),
+        ({"target_modules": ".*q_proj", "layers_to_transform": [0]}, "layers_to_transform cannot be used"),
+        ({"layers_pattern": "layers"}, "layers_pattern needs layers_to_transform"),
+    ],
+)
+def test_bad_configurations_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        BayesLoraConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    "architecture, target, message",
+    [
+        ("qwen3_moe", ["experts"], r"target module model.layers.0.mlp.experts \(Qwen3MoeExperts\) is not supported"),
+        ("llama", ["embed_tokens"], r"target module model.embed_tokens \(Embedding\) is not supported"),
+        ("llama", ["nothing"], "not found in the base model"),
+    ],
+)
+def test_targets_that_cannot_be_adapted_are_refused(architecture, target, message):
+    with pytest.raises(ValueError, match=message):
+        adapted(architecture, target_modules=target)
+
+
+def test_fan_in_fan_out_on_an_ordinary_layer_is_noticed():
+    with pytest.warns(UserWarning, match="fan_in_fan_out is set but .* is a torch.nn.Linear"):
+        get_peft_model(base_model(), config(fan_in_fan_out=True))
+
+
+# Several adapters -------------------------------------------------------------------------------------------------
+
+
+@ALL
+def test_adding_switching_and_deleting(architecture):
+    model = adapted(architecture)
+    first = logits(model)
+    model.add_adapter("other", config(architecture, posterior="point", seed=3))
+    assert torch.equal(first, logits(model))
+    assert [p.requires_grad for p in find_holder(model).posterior("other").parameters()] == [
+        False,
+        False,
+    ] * 3 or not any(p.requires_grad for p in find_holder(model).posterior("other").parameters())
+    model.set_adapter("other")
+    second = logits(model)
+    assert not torch.equal(first, second)
+    assert all(p.requires_grad for p in find_holder(model).posterior("other").parameters())
+    assert not any(p.requires_grad for p in find_holder(model).posterior("default").parameters())
+    model.set_adapter("default")
+    assert torch.equal(first, logits(model))
+    model.delete_adapter("default")
+    assert torch.equal(second, logits(model))
+    assert "default" not in find_holder(model).bayeslora_posterior
+    with model.disable_adapter():
+        assert torch.equal(logits(model), logits(base_model(architecture)))
+    assert torch.equal(second, logits(model))
+
+
+def test_adapters_may_target_different_layers():
+    model = adapted(target_modules=["q_proj"])
+    model.add_adapter("head", config(target_modules=["lm_head"], seed=2))
+    assert len(layer_names(model)) == 2
+    assert layer_names(model, "head") == ["lm_head"]
+    alone = logits(model)
+    model.base_model.set_adapter(["default", "head"])
+    both = logits(model)
+    model.set_adapter("head")
+    assert not torch.equal(alone, both)
+    assert not torch.equal(both, logits(model))
+
+
+def test_base_model_is_frozen_and_only_the_posterior_trains():
+    model = adapted()
+    trainable = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert trainable == {name for name, _ in model.named_parameters() if "weight_posterior" in name}
+    count, total = model.get_nb_trainable_parameters()
+    assert count == find_holder(model).posterior("default").parameter_count()
+    assert total == count + sum(p.numel() for p in base_model().parameters())
+
+
+@ALL
+def test_mixed_batches(architecture):
+    model = adapted(architecture)
+    model.add_adapter("other", config(architecture, seed=3))
+    ids = tokens()
+    rows = {}
+    for name in ("default", "other"):
+        model.set_adapter(name)
+        rows[name] = logits(model, ids)
+    rows["__base__"] = logits(base_model(architecture), ids)
+    names = ["other", "__base__", "default", "other"]
+    mixed = logits(model, ids, adapter_names=names)
+    for k, name in enumerate(names):
+        torch.testing.assert_close(mixed[k], rows[name][k], atol=2e-5, rtol=1e-4)
+    with pytest.raises(ValueError, match=r"non-existing adapter.*wrong"):
+        logits(model, ids, adapter_names=["wrong"] * 4)
+    model.train()
+    with pytest.raises(ValueError, match="in training mode"):
+        logits(model, ids, adapter_names=names)
+
+
+def test_custom_models_are_adapted_too():
+    class Net(torch.nn.Sequential):
+        pass
+
+    torch.manual_seed(0)
+    net = Net(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    x = torch.randn(4, 6)
+    before = net(x)
+    model = get_peft_model(net, BayesLoraConfig(target_modules=["0", "2"], r=2)).eval()
+    torch.testing.assert_close(model(x), before)
+    with model.draws(2, generator()):
+        assert not torch.allclose(model(x), before)
+    model.train()
+    (model(x).square().sum() + model.kl().total).backward()
+    assert all(p.grad is not None for p in find_holder(model).parameters())

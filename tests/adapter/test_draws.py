@@ -1,0 +1,236 @@
+"""What a forward pass uses: mean, draws, blocks; and that nothing stale is ever used."""
+
+import copy
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from adapter.cases import MODELS, adapted, base_model, generator, logits, tokens
+from bayeslora import find_holder
+from bayeslora.posterior import InducingConfig
+
+ALL = pytest.mark.parametrize("architecture", MODELS)
+
+
+@ALL
+def test_a_new_adapter_changes_nothing(architecture):
+    model = adapted(architecture, init_weights=True)
+    torch.testing.assert_close(logits(model), logits(base_model(architecture)), atol=0, rtol=0)
+
+
+@ALL
+@pytest.mark.parametrize("posterior", ["inducing", "ensemble", "point"])
+def test_blocks_of_a_batch_use_their_own_draw(architecture, posterior):
+    """n draws folded into the batch equal n passes, each with the factors of one draw in a merged copy."""
+    model = adapted(architecture, posterior=posterior)
+    holder = find_holder(model)
+    ids = tokens(batch=2)
+    with model.draws(3, generator()):
+        folded = logits(model, ids.repeat(3, 1))
+        factors = holder._mode.held["default"].factors
+        assert factors.n == 3
+    for k in range(3):
+        single = merged_by_hand(architecture, model, factors.pick(k))
+        torch.testing.assert_close(folded[2 * k : 2 * k + 2], logits(single, ids), atol=2e-5, rtol=1e-4)
+    if posterior != "point":
+        assert (folded[:2] - folded[2:4]).abs().max() > 1e-3
+
+
+def merged_by_hand(architecture, model, factors):
+    """A base model with ``s B A`` added to its weights, computed apart from the adapter's code."""
+    plain = base_model(architecture)
+    modules = dict(plain.named_modules())
+    embedding = plain.get_input_embeddings()
+    embedding.weight = torch.nn.Parameter(embedding.weight.detach().clone())  # never through a tied head
+    for name in factors:
+        A, B = factors[name]
+        delta = (8 / 4) * B[0] @ A[0]
+        weight = modules[name].weight
+        modules[name].weight = torch.nn.Parameter(
+            weight.detach() + (delta.T if weight.shape != delta.shape or "c_attn" in name else delta).detach()
+        )
+    return plain
+
+
+@ALL
+def test_evaluation_uses_the_mean_and_training_draws(architecture):
+    model = adapted(architecture)
+    mean = find_holder(model).posterior("default").mean()
+    torch.testing.assert_close(logits(model), logits(merged_by_hand(architecture, model, mean)), atol=2e-5, rtol=1e-4)
+    assert torch.equal(logits(model), logits(model))
+    model.train()
+    assert not torch.equal(logits(model), logits(model))
+    with model.deterministic():
+        assert torch.equal(logits(model), logits(model))
+    assert not torch.equal(logits(model), logits(model))
+
+
+def test_a_draw_is_held_until_the_next():
+    model = adapted()
+    model.draw(1, generator(0))
+    first = logits(model)
+    assert torch.equal(first, logits(model))
+    model.draw(1, generator(1))
+    assert not torch.equal(first, logits(model))
+    model.draw(1, generator(0))
+    assert torch.equal(first, logits(model))
+    model.automatic()
+    mean = logits(model)
+    assert not torch.equal(first, mean)
+    model.draw(1, generator(0))
+    model.deterministic()
+    assert torch.equal(mean, logits(model))
+
+
+def test_contexts_nest_and_restore():
+    model = adapted()
+    mean = logits(model)
+    with model.draws(1, generator(0)):
+        outer = logits(model)
+        with model.draws(1, generator(1)):
+            assert not torch.equal(outer, logits(model))
+        assert torch.equal(outer, logits(model))
+        with model.deterministic():
+            assert torch.equal(mean, logits(model))
+        assert torch.equal(outer, logits(model))
+    assert torch.equal(mean, logits(model))
+    with pytest.raises(RuntimeError, match="boom"), model.draws(1):
+        raise RuntimeError("boom")
+    assert torch.equal(mean, logits(model))
+
+
+def test_seeded_draws_can_be_repeated_and_leave_the_global_state_alone():
+    model = adapted().train()
+    model.seed_draws(3)
+    state = torch.get_rng_state()
+    first = [logits(model) for _ in range(2)]
+    assert torch.equal(state, torch.get_rng_state())
+    model.seed_draws(3)
+    assert torch.equal(first[0], logits(model))
+    assert torch.equal(first[1], logits(model))
+    assert not torch.equal(first[0], first[1])
+
+
+@pytest.mark.parametrize("change", ["train", "load", "dtype", "scale"])
+def test_no_stale_mean_or_draw(change):
+    model = adapted()
+    posterior = find_holder(model).posterior("default")
+    before = logits(model)
+    model.draw(1)
+    if change == "train":
+        with torch.no_grad():
+            for parameter in posterior.parameters():
+                parameter.add_(0.1)
+    elif change == "load":
+        other = adapted(seed=7)
+        posterior.load_state_dict(find_holder(other).posterior("default").state_dict())
+    elif change == "dtype":
+        model.double()
+    else:
+        model.posterior_scale = 5.0
+    with pytest.raises(RuntimeError, match=r"draws of adapter 'default' are stale.*call draw\(\) again"):
+        logits(model)
+    model.automatic()
+    after = logits(model)
+    if change == "load":
+        torch.testing.assert_close(after, logits(other))
+    if change != "scale":
+        assert not torch.equal(before, after)
+
+
+def test_a_batch_that_is_not_made_of_blocks_is_refused():
+    model = adapted()
+    with (
+        model.draws(3),
+        pytest.raises(ValueError, match="must consist of 3 blocks of equal size, got a batch of 4"),
+    ):
+        logits(model)
+
+
+def test_a_copy_draws_by_itself():
+    model = adapted().train()
+    model(input_ids=tokens(), labels=tokens()).loss.backward()
+    twin = copy.deepcopy(model).eval()
+    model.eval()
+    torch.testing.assert_close(logits(model), logits(twin))
+    with torch.no_grad():
+        for parameter in find_holder(twin).parameters():
+            parameter.add_(0.2)
+    assert not torch.equal(logits(model), logits(twin))
+
+
+def test_generation_keeps_the_draw_for_the_whole_sequence():
+    model = adapted()
+    ids = tokens(batch=1)
+    with model.draws(1, generator()):
+        generated = model.generate(input_ids=ids, max_new_tokens=5, do_sample=False, use_cache=True)
+        recomputed = ids
+        for _ in range(5):
+            recomputed = torch.cat([recomputed, logits(model, recomputed)[:, -1:].argmax(-1)], dim=1)
+    assert torch.equal(generated, recomputed)
+
+
+def test_kl_uses_the_draw_of_the_last_pass():
+    model = adapted().train()
+    model(input_ids=tokens())
+    first, again = model.kl(), model.kl()
+    assert torch.equal(first.inducing, again.inducing)
+    model(input_ids=tokens())
+    assert not torch.equal(first.inducing, model.kl().inducing)
+    model.kl().total.backward()
+    posterior = find_holder(model).posterior("default")
+    assert posterior.get_parameter("mean_4x4").grad.abs().sum() > 0
+
+
+def test_posterior_scale_widens_the_draws():
+    model = adapted()
+    assert model.posterior_scale == 1.0
+    mean = logits(model)
+
+    def spread():
+        with model.draws(1, generator()):
+            return (logits(model) - mean).abs().mean()
+
+    narrow = spread()
+    model.posterior_scale = 3.0
+    assert model.peft_config["default"].posterior_scale == 3.0
+    assert spread() > 2 * narrow
+    with pytest.raises(ValueError, match="posterior scale must be finite"):
+        model.posterior_scale = -1.0
+
+
+def test_scale_belongs_to_our_models_only():
+    from peft import LoraConfig, get_peft_model
+
+    lora = get_peft_model(base_model(), LoraConfig(target_modules=["q_proj"]))
+    with pytest.raises(AttributeError, match="posterior_scale belongs to models with a bayeslora adapter"):
+        lora.posterior_scale = 2.0
+
+
+@ALL
+def test_map_recovery(architecture):
+    """λ → 0, s → 0, no flow: every draw is the deterministic model, which equals the merged one."""
+    settings = InducingConfig(
+        flow_depth=0, zero_start=False, init_sd_u=1e-9, max_sd_u=1e-8, init_lambda=1e-9, max_lambda=1e-8
+    )
+    model = adapted(architecture, settings=settings, init_weights=True)
+    deterministic = logits(model)
+    assert (deterministic - logits(base_model(architecture))).abs().max() > 1e-3
+    with model.draws(2):
+        drawn = logits(model)
+    torch.testing.assert_close(drawn, deterministic, atol=1e-5, rtol=0)
+    with (
+        pytest.warns(UserWarning, match="merging unties lm_head")
+        if architecture in ("qwen3", "gpt2")
+        else nullcontext()
+    ):
+        merged = model.merge_and_unload()
+    torch.testing.assert_close(logits(merged), deterministic, atol=2e-5, rtol=1e-4)
+
+
+def test_a_part_of_the_model_cannot_be_called_before_the_whole():
+    model = adapted()
+    head = model.get_base_model().lm_head
+    with pytest.raises(RuntimeError, match="call the whole model, not a part of it"):
+        head(torch.zeros(1, 32))

@@ -1,0 +1,132 @@
+"""Gradients that must be the same whatever the user does to save memory, and that must reach every parameter."""
+
+import copy
+
+import pytest
+import torch
+
+from adapter.cases import MODELS, adapted, tokens
+from bayeslora import find_holder
+
+ALL = pytest.mark.parametrize("architecture", MODELS)
+KL_WEIGHT = 1e-3
+
+
+def gradients(model, **forward):
+    """Gradient of loss and KL at a draw that is the same at every call."""
+    model.train()
+    model.zero_grad()
+    model.seed_draws(0)
+    inputs = forward or {"input_ids": tokens()}
+    loss = model(**inputs, labels=tokens()).loss + KL_WEIGHT * model.kl().total
+    loss.backward()
+    return {name: p.grad.clone() for name, p in find_holder(model).named_parameters()}
+
+
+def assert_same(got, want):
+    for name, grad in want.items():
+        torch.testing.assert_close(got[name], grad, atol=1e-6, rtol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
+        assert grad.abs().sum() > 0, name
+
+
+@ALL
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("preserve_rng_state", [False, True])
+def test_checkpointing_gives_the_same_gradients(architecture, reentrant, preserve_rng_state):
+    model = adapted(architecture, target_modules="all-linear")
+    plain = gradients(model)
+    model.gradient_checkpointing_enable(
+        gradient_checkpointing_kwargs={"use_reentrant": reentrant, "preserve_rng_state": preserve_rng_state}
+    )
+    assert_same(gradients(model), plain)
+    assert_same(gradients(model), plain)  # a second step finds nothing left over from the first
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_with_inputs_embeds(reentrant):
+    model = adapted()
+    embeds = model.get_input_embeddings()(tokens()).detach()
+    plain = gradients(model, inputs_embeds=embeds)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    assert_same(gradients(model, inputs_embeds=embeds.requires_grad_()), plain)
+
+
+def test_several_adapters_under_reentrant_checkpointing():
+    from adapter.cases import config
+
+    model = adapted()
+    model.add_adapter("other", config(seed=4, posterior="point"))
+    model.base_model.set_adapter(["default", "other"])
+    plain = gradients(model)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    assert_same(gradients(model), plain)
+
+
+def test_a_bridge_that_nothing_crosses_is_noticed():
+    model = adapted()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    model.train()
+    base = model.get_base_model()
+    base.get_input_embeddings = lambda: None
+    with pytest.raises(RuntimeError, match="re-entrant gradient checkpointing needs the model's input embeddings"):
+        model(input_ids=tokens(), labels=tokens())
+
+
+@ALL
+@pytest.mark.parametrize("posterior", ["inducing", "point", "ensemble"])
+def test_no_parameter_is_left_without_gradient(architecture, posterior):
+    model = adapted(architecture, posterior=posterior)
+    model.train()
+    model(input_ids=tokens(), labels=tokens()).loss.backward()
+    for name, parameter in find_holder(model).named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+    assert all(p.grad is None for n, p in model.named_parameters() if "weight_posterior" not in n)
+
+
+def test_gradients_of_n_draws_are_the_mean_over_the_blocks():
+    model = adapted()
+    ids = tokens(batch=2)
+    model.train()
+    model.draw(3, torch.Generator().manual_seed(0))
+    model(input_ids=ids.repeat(3, 1), labels=ids.repeat(3, 1)).loss.backward()
+    folded = {n: p.grad.clone() for n, p in find_holder(model).named_parameters()}
+    # the same three draws, one network at a time
+    holder = find_holder(model)
+    factors = holder.posterior("default").draw(3, torch.Generator().manual_seed(0))
+    model.zero_grad()
+    losses = []
+    for k in range(3):
+        holder.draw(1)
+        holder._mode.held["default"] = holder._wrap("default", factors.pick(k))
+        losses.append(model(input_ids=ids, labels=ids).loss)
+    torch.stack(losses).mean().backward()
+    for name, parameter in holder.named_parameters():
+        torch.testing.assert_close(folded[name], parameter.grad, atol=1e-6, rtol=1e-3)
+
+
+def train(model, steps=20, accumulate=1, checkpointing=None):
+    """Steps of gradient descent on four sequences, at draws fixed by the step."""
+    if checkpointing is not None:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": checkpointing})
+    model.train()
+    holder = find_holder(model)
+    optimiser = torch.optim.SGD(holder.parameters(), lr=0.02, momentum=0.9)
+    for step in range(steps):
+        optimiser.zero_grad()
+        for part in tokens(seed=step).chunk(accumulate):
+            model.seed_draws(step)
+            likelihood = model(input_ids=part, labels=part).loss / accumulate
+            (likelihood + KL_WEIGHT * model.kl().total / accumulate).backward()
+        optimiser.step()
+    return {name: p.detach().clone() for name, p in holder.named_parameters()}
+
+
+def test_training_takes_the_same_path_whatever_saves_memory():
+    model = adapted(settings={"init_d": 0.3})  # at its usual 1e-3, D hardly feels a gradient
+    start = {name: p.detach().clone() for name, p in find_holder(model).named_parameters()}
+    plain = train(copy.deepcopy(model))
+    assert all(not torch.equal(plain[name], start[name]) for name in start)
+    for settings in ({"checkpointing": False}, {"checkpointing": True}, {"accumulate": 2}, {"accumulate": 4}):
+        other = train(copy.deepcopy(model), **settings)
+        for name in plain:
+            torch.testing.assert_close(other[name], plain[name], atol=1e-4, rtol=1e-3, msg=f"{settings} {name}")

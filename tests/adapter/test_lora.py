@@ -1,0 +1,118 @@
+"""From an ordinary LoRA to a posterior and back, with stock PEFT on the other side."""
+
+import json
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+
+from adapter.cases import MODELS, TARGETS, adapted, base_model, generator, logits
+from bayeslora.errors import InputError
+
+ALL = pytest.mark.parametrize("architecture", MODELS)
+TIED_WARNING = pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")
+
+
+def stock_lora(architecture="llama", **settings):
+    torch.manual_seed(1)
+    given = {"r": 4, "lora_alpha": 6, "target_modules": TARGETS.get(architecture, ["q_proj", "k_proj", "lm_head"])}
+    lora = LoraConfig(init_lora_weights=False, task_type="CAUSAL_LM", **{**given, **settings})
+    return get_peft_model(base_model(architecture), lora).eval()
+
+
+@ALL
+@TIED_WARNING
+@pytest.mark.parametrize("posterior", ["inducing", "point", "ensemble"])
+def test_starting_from_a_lora_adapter(architecture, posterior, tmp_path):
+    lora = stock_lora(architecture)
+    lora.save_pretrained(tmp_path, save_embedding_layers=False)
+    model = adapted(architecture, posterior=posterior)
+    model.start_from_lora(str(tmp_path))
+    torch.testing.assert_close(logits(model), logits(lora), atol=5e-5, rtol=1e-3)
+    if posterior == "inducing":
+        with model.draws(1, generator()):
+            assert (logits(model) - logits(lora)).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"r": 2}, {"use_rslora": True}, {"alpha_pattern": {"q_proj": 3}}, {"rank_pattern": {"k_proj": 3}}],
+)
+def test_ranks_and_scalings_of_the_lora_are_honoured(settings, tmp_path):
+    lora = stock_lora(**settings)
+    lora.save_pretrained(tmp_path, save_embedding_layers=False)
+    model = adapted()
+    model.start_from_lora(str(tmp_path))
+    torch.testing.assert_close(logits(model), logits(lora), atol=5e-5, rtol=1e-3)
+
+
+def test_a_lora_that_does_not_fit_is_refused(tmp_path):
+    stock_lora(r=8).save_pretrained(tmp_path / "large", save_embedding_layers=False)
+    with pytest.raises(InputError, match=r"has rank 8 in .* above ours, 4; set r=8"):
+        adapted().start_from_lora(str(tmp_path / "large"))
+    stock_lora(target_modules=["q_proj"]).save_pretrained(tmp_path / "few")
+    with pytest.raises(InputError, match="adapts 2 layers and this one 5"):
+        adapted().start_from_lora(str(tmp_path / "few"))
+    adapted().save_pretrained(tmp_path / "ours")
+    with pytest.raises(InputError, match="only plain LoRA can be started from"):
+        adapted().start_from_lora(str(tmp_path / "ours"))
+
+
+@ALL
+@TIED_WARNING
+@pytest.mark.parametrize("posterior", ["inducing", "ensemble"])
+def test_exported_draws_equal_the_draws(architecture, posterior, tmp_path):
+    model = adapted(architecture, posterior=posterior)
+    paths = model.export_samples(2, tmp_path / "out", generator(3))
+    assert [p.name for p in paths] == ["mean", "sample-000", "sample-001"]
+    expected = [logits(model)]
+    with model.draws(2, generator(3)):
+        ids = torch.cat([expected_ids(), expected_ids()])
+        expected += list(logits(model, ids).chunk(2))
+    for path, want in zip(paths, expected, strict=True):
+        stock = PeftModel.from_pretrained(base_model(architecture), path).eval()
+        assert stock.peft_config["default"].peft_type == "LORA"
+        torch.testing.assert_close(logits(stock), want, atol=1e-5, rtol=1e-4)
+
+
+def expected_ids():
+    from adapter.cases import tokens
+
+    return tokens()
+
+
+@pytest.mark.parametrize("rank, served", [(4, 8), (8, 8), (9, 16)])
+def test_exported_ranks_are_ones_a_server_accepts(rank, served, tmp_path):
+    model = adapted(r=rank, lora_alpha=2 * rank)
+    (path,) = model.export_samples(0, tmp_path / "out")
+    written = json.loads((path / "adapter_config.json").read_text())
+    assert (written["r"], written["lora_alpha"]) == (served, served)
+    assert written["modules_to_save"] is None
+    stock = PeftModel.from_pretrained(base_model(), path).eval()
+    torch.testing.assert_close(logits(stock), logits(model), atol=1e-5, rtol=1e-4)
+
+
+def test_exported_targets_name_exactly_the_adapted_layers(tmp_path):
+    (path,) = adapted().export_samples(0, tmp_path / "all")
+    assert sorted(json.loads((path / "adapter_config.json").read_text())["target_modules"]) == [
+        "k_proj",
+        "lm_head",
+        "q_proj",
+    ]
+    model = adapted(target_modules=["q_proj"], layers_to_transform=[1])
+    (path,) = model.export_samples(0, tmp_path / "some")
+    assert json.loads((path / "adapter_config.json").read_text())["target_modules"] == [
+        "model.layers.1.self_attn.q_proj"
+    ]
+    stock = PeftModel.from_pretrained(base_model(), path).eval()
+    torch.testing.assert_close(logits(stock), logits(model), atol=1e-5, rtol=1e-4)
+
+
+def test_exports_that_cannot_be_are_refused(tmp_path):
+    model = adapted()
+    model.export_samples(0, tmp_path / "out")
+    with pytest.raises(InputError, match="is not empty; choose another directory"):
+        model.export_samples(0, tmp_path / "out")
+    saving = adapted(target_modules=["q_proj"], modules_to_save=["lm_head"])
+    with pytest.raises(InputError, match=r"modules_to_save=.* cannot be exported"):
+        saving.export_samples(1, tmp_path / "other")
