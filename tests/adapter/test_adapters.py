@@ -182,6 +182,16 @@ def test_base_model_is_frozen_and_only_the_posterior_trains():
     assert total == count + sum(p.numel() for p in base_model().parameters())
 
 
+def test_the_status_is_regular():
+    model = adapted()
+    status = model.get_model_status()
+    assert status.enabled is True
+    assert status.active_adapters == ["default"]
+    assert status.available_adapters == ["default"]
+    assert status.requires_grad == {"default": True}
+    assert status.merged_adapters == []
+
+
 @ALL
 def test_mixed_batches(architecture):
     model = adapted(architecture)

@@ -83,6 +83,17 @@ def test_no_parameter_is_left_without_gradient(architecture, posterior):
     assert all(p.grad is None for n, p in model.named_parameters() if "weight_posterior" not in n)
 
 
+def test_mixed_precision():
+    """Under autocast the layers compute in bfloat16, the posterior does not."""
+    model = adapted()
+    plain = gradients(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = gradients(model)
+    assert all(grad.dtype == torch.float32 and torch.isfinite(grad).all() for grad in half.values())
+    mean = "bayeslora_posterior.default.mean_4x4"
+    assert torch.nn.functional.cosine_similarity(half[mean].flatten(), plain[mean].flatten(), dim=0) > 0.98
+
+
 def test_gradients_of_n_draws_are_the_mean_over_the_blocks():
     model = adapted()
     ids = tokens(batch=2)

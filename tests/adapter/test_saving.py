@@ -1,6 +1,7 @@
 """Saving and loading by every door a PEFT or transformers user may take."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -69,6 +70,22 @@ def test_transformers_loads_it_without_a_peft_model(saved):
         torch.testing.assert_close(logits(native), logits(base_model(model.config.model_type)), atol=0, rtol=0)
 
 
+def test_transformers_adds_switches_and_deletes_adapters():
+    native = base_model()
+    native.add_adapter(config(), "first")
+    native.add_adapter(config(seed=3), "second")
+    native.eval()
+    answers = {}
+    for name in ("first", "second"):
+        native.set_adapter(name)
+        answers[name] = logits(native)
+    assert not torch.equal(answers["first"], answers["second"])
+    native.delete_adapter("second")
+    native.set_adapter("first")
+    assert torch.equal(logits(native), answers["first"])
+    assert list(find_holder(native).bayeslora_posterior) == ["first"]
+
+
 @ALL
 def test_the_file_holds_the_posterior_and_nothing_else(architecture, tmp_path):
     """Not the frozen head, though it is adapted; nothing of the size of the factors' draws."""
@@ -117,10 +134,8 @@ assert torch.equal(got, torch.load({str(tmp_path / "expected.pt")!r}))
 
 
 def _environment():
-    import os
-    from pathlib import Path
-
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    """This process's own, with the tests' helpers importable."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 def test_settings_survive_as_a_dataclass_or_a_dictionary(tmp_path):

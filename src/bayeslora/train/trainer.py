@@ -67,7 +67,7 @@ class BayesLoraTrainerMixin(_Base):
 
     def _micro_batches(self, num_items_in_batch: Tensor | int | None) -> int:
         """By how much the KL must be divided here: the trainer does it itself unless the loss is normalised already."""
-        normalised = self.loss_is_scaled_for_ga
+        normalised = getattr(self, "loss_is_scaled_for_ga", None)  # transformers before 5.20 has no such switch
         if normalised is None:
             by_model = self.model_accepts_loss_kwargs and num_items_in_batch is not None
             normalised = by_model or self.compute_loss_func is not None
