@@ -83,6 +83,16 @@ def test_no_parameter_is_left_without_gradient(architecture, posterior):
     assert all(p.grad is None for n, p in model.named_parameters() if "weight_posterior" not in n)
 
 
+@pytest.mark.parametrize("posterior", ["inducing", "point", "ensemble"])
+def test_the_mean_has_gradients_too(posterior):
+    """A model kept in evaluation mode to switch dropout off must still learn."""
+    model = adapted(posterior=posterior).eval()
+    model(input_ids=tokens(), labels=tokens()).loss.backward()
+    for name, parameter in find_holder(model).named_parameters():
+        if "lambda_logit" not in name:  # the mean knows nothing of the noise
+            assert parameter.grad.abs().sum() > 0, name
+
+
 def test_mixed_precision():
     """Under autocast the layers compute in bfloat16, the posterior does not."""
     model = adapted()

@@ -99,14 +99,17 @@ class PosteriorHolder(TunerModule):
 
     def kl(self) -> KL:
         """KL of the active adapters, at the draws of the last forward pass if there were any."""
-        terms = []
-        for name in self.active:
-            drawn = self._drawn.get(name)
-            usable = drawn is not None and drawn.factors.latents is not None and self._is_current(name, drawn)
-            terms.append(self.posterior(name).kl(drawn.factors if usable and drawn else None, self._noise_source(name)))
-        if not terms:
+        if not self.active:
             raise ValueError("there is no active adapter, hence no KL")
-        return KL(sum_of(k.inducing for k in terms), sum_of(k.conditional for k in terms))
+        terms = [self.posterior(name).kl(self._last_draw(name), self._noise_source(name)) for name in self.active]
+        return KL(torch.stack([k.inducing for k in terms]).sum(), torch.stack([k.conditional for k in terms]).sum())
+
+    def _last_draw(self, name: str) -> Factors | None:
+        """The draws of the last pass, unless that used the mean or the posterior has changed since."""
+        drawn = self._drawn.get(name)
+        if drawn is None or drawn.factors.latents is None or not self._is_current(name, drawn):
+            return None
+        return drawn.factors
 
     # What a forward pass uses -------------------------------------------------------------------------------------
 
@@ -211,13 +214,14 @@ class PosteriorHolder(TunerModule):
         return held
 
     def _mean(self, name: str) -> Draws:
-        """The mean, kept while the posterior does not change. With gradients it is computed anew."""
-        if torch.is_grad_enabled() and self.training:
-            return self._wrap(name, self.posterior(name).mean())
+        """The mean, kept while the posterior does not change; where gradients are wanted it is computed anew."""
+        posterior = self.posterior(name)
+        if torch.is_grad_enabled() and any(p.requires_grad for p in posterior.parameters()):
+            return self._wrap(name, posterior.mean())
         kept = self._means.get(name)
         if kept is None or not self._is_current(name, kept):
             with torch.no_grad():
-                kept = self._means[name] = self._wrap(name, self.posterior(name).mean())
+                kept = self._means[name] = self._wrap(name, posterior.mean())
         return kept
 
     def _sample(self, name: str, n: int, generator: torch.Generator | None) -> Draws:
@@ -303,11 +307,6 @@ def fingerprint(posterior: Posterior) -> tuple[Any, ...]:
 
 def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
-
-
-def sum_of(tensors: Iterator[Tensor]) -> Tensor:
-    """Sum of one or more scalars."""
-    return torch.stack(list(tensors)).sum()
 
 
 def _once_after(module: nn.Module, function: Callable[[Tensor], Tensor]) -> None:

@@ -189,8 +189,8 @@ class InducingPosterior(Posterior):
     def _noise_scale(self, block: _Block) -> Tensor:
         """``λ`` of one block, ``[L]``, posterior scale included."""
         if not self.config.learn_lambda:
-            start = torch.full((len(block.group),), self.config.init_lambda)
-            return self.scale * start.to(self._tensor(f"z_row_{block.key}"))
+            z = self._tensor(f"z_row_{block.key}")
+            return z.new_full((len(block.group),), self.scale * self.config.init_lambda)
         logit = self._tensor(f"lambda_logit_{block.key}")
         return self.scale * self.config.max_lambda * torch.sigmoid(logit)
 

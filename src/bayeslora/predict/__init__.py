@@ -1,0 +1,6 @@
+"""Prediction: options scored with the prompt computed once, and averages over draws."""
+
+from bayeslora.predict.mc import average_draws
+from bayeslora.predict.options import OptionScores, PackedBatch, pack, score_options
+
+__all__ = ["OptionScores", "PackedBatch", "average_draws", "pack", "score_options"]
