@@ -14,6 +14,7 @@ import pytest
 import bayeslora
 from bayeslora import cli
 from bayeslora.models import convert, locate
+from bayeslora.tasks import TASKS
 from models.ggufs import Recipe, tiny_model
 
 
@@ -37,7 +38,7 @@ def test_help_teaches_quickly() -> None:
     answer = _bayeslora("--help")
     assert time.perf_counter() - start < 5  # a fraction of a second; the rest is for busy machines
     assert answer.returncode == 0 and answer.stderr == ""
-    for word in ("convert", "models", "FILE.gguf", "--version", "Exit codes"):
+    for word in ("convert", "models", "tasks", "FILE.gguf", "--version", "Exit codes"):
         assert word in answer.stdout
 
 
@@ -50,7 +51,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert answer.stderr.strip() == "set()"
 
 
-@pytest.mark.parametrize("verb", ["convert", "models"])
+@pytest.mark.parametrize("verb", ["convert", "models", "tasks"])
 def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert _main(verb, "--help") == 0
     assert f"usage: bayeslora {verb}" in capsys.readouterr().out
@@ -69,7 +70,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["convrt"], ["convrt", "convert, models"]),
+        (["convrt"], ["convrt", "convert, models, tasks"]),
         (["convert"], ["FILE.gguf", "DIRECTORY", "bayeslora convert --help"]),
         (["convert", "a.gguf"], ["DIRECTORY"]),
         (["convert", "a.gguf", "b", "c"], ["c"]),
@@ -93,7 +94,7 @@ def test_the_line_is_the_same_in_every_encoding(encoding: str) -> None:
     answer = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": encoding}, timeout=60)
     assert answer.returncode == 2
     assert answer.stderr.decode() == (
-        "bayeslora: Unrecognized options: convrt; Available subcommands: convert, models; "
+        "bayeslora: Unrecognized options: convrt; Available subcommands: convert, models, tasks; "
         "For full helptext, run bayeslora --help\n"
     )
 
@@ -167,3 +168,12 @@ def test_models(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert _main("models", "--json") == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["far"] == {"name": "far", "description": "a far one", "installed": False, "install": "pip install far"}
+
+
+def test_tasks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _main("tasks") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(TASKS)
+    assert _main("tasks", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["name"] for row in rows} == set(TASKS) and all(row["description"] for row in rows)

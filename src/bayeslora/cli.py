@@ -28,6 +28,7 @@ DESCRIPTION = """Fine-tuned language models that know what they do not know.
 
 Start here:
     bayeslora models                          which models are built in
+    bayeslora tasks                           which benchmarks there are
     bayeslora convert FILE.gguf DIRECTORY     make a GGUF file a model for every tool
     bayeslora VERB --help                     all options of a verb
     bayeslora --version
@@ -101,8 +102,29 @@ class Models:
             print(f"{row['name']}  {row['description']}  [{state}]")
 
 
+@dataclass(frozen=True)
+class Tasks:
+    """List the tasks. Own questions are a task too: give the path of a file of JSON lines instead of a name."""
+
+    json: bool = False
+    """Print the list as JSON."""
+
+    def run(self) -> None:
+        """One line for each task."""
+        from bayeslora.tasks import TASKS
+
+        rows = [{"name": name, "description": make(None).description} for name, make in TASKS.items()]
+        if self.json:
+            print(json.dumps(rows))
+            return
+        width = max(len(row["name"]) for row in rows)
+        for row in rows:
+            print(f"{row['name']:{width}}  {row['description']}")
+
+
 app.command(Convert, name="convert")  # type: ignore[call-overload]
 app.command(Models, name="models")  # type: ignore[call-overload]
+app.command(Tasks, name="tasks")  # type: ignore[call-overload]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

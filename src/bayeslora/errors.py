@@ -1,5 +1,16 @@
 """Errors that are the user's to mend. The command line prints them as one line and exits with 2."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
 
 class InputError(ValueError):
     """Something given by the user cannot be used; the message says what, what is allowed and what to do."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The tail of an error line that names the closest known name, if one is close."""
+    close = difflib.get_close_matches(name.lower(), list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -8,6 +8,7 @@ import torch
 
 from adapter.cases import MODELS, VOCABULARY, adapted, base_model, generator
 from bayeslora.predict import average_draws, pack, score_options
+from bayeslora.tasks import encode_item, load_task
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ def test_on_a_real_model():
     def ids(text):
         return loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
 
+    urns = [encode_item(item, loaded.tokenizer, "text") for item in load_task("urns").test[:2]]
+    assert_equal_to_naive(loaded.model, urns, 1e-4)
     items = [
         Question(ids("Question: What is the capital of France?\nAnswer:"), [ids(" Paris"), ids(" a loaf of bread")]),
         Question(ids("Two plus two is"), [ids(" four"), ids(" seven"), ids(" a very old dog")]),

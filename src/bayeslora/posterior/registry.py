@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from bayeslora.errors import did_you_mean
 from bayeslora.posterior.base import Posterior
 from bayeslora.posterior.ensemble import EnsemblePosterior
 from bayeslora.posterior.inducing import InducingPosterior
@@ -23,13 +23,15 @@ POSTERIORS: dict[str, type[Posterior]] = {
 def posterior_config(name: str, settings: Mapping[str, Any]) -> Any:
     """The settings of a posterior as its dataclass; unknown names and values are refused."""
     if name not in POSTERIORS:
-        raise ValueError(f"unknown posterior {name!r}; choose {_listed(POSTERIORS)}{_hint(name, POSTERIORS)}")
+        raise ValueError(f"unknown posterior {name!r}; choose {_listed(POSTERIORS)}{did_you_mean(name, POSTERIORS)}")
     config_class = POSTERIORS[name].config_class
     known = [field.name for field in fields(config_class)]
     for setting in settings:
         if setting not in known:
             allowed = _listed(known) if known else "none: it has no settings"
-            raise ValueError(f"posterior {name!r} has no setting {setting!r}; it has {allowed}{_hint(setting, known)}")
+            raise ValueError(
+                f"posterior {name!r} has no setting {setting!r}; it has {allowed}{did_you_mean(setting, known)}"
+            )
     return config_class(**settings)
 
 
@@ -43,8 +45,3 @@ def build_posterior(
 
 def _listed(names: Sequence[str] | Mapping[str, Any]) -> str:
     return ", ".join(repr(name) for name in names)
-
-
-def _hint(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -141,8 +141,8 @@ def score_options(model: nn.Module, batch: PackedBatch) -> OptionScores:
     """Score all options of a batch in one forward pass of a causal language model."""
     logits = packed_logits(model, batch)
     targets = batch.input_ids[:, -batch.source.shape[1] :]
-    predicting = logits.gather(1, batch.source.unsqueeze(-1).expand(-1, -1, logits.shape[-1]))
-    token = predicting.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - predicting.logsumexp(-1)
+    rows = torch.arange(len(targets), device=targets.device).unsqueeze(1)
+    token = logits[rows, batch.source, targets] - logits.logsumexp(-1).gather(1, batch.source)
     absent = ~batch.present
     sums = torch.zeros(*batch.lengths.shape[:1], batch.lengths.shape[1] + 1, device=token.device, dtype=token.dtype)
     total = sums.scatter_add(1, batch.option, token)[:, :-1]

@@ -1,0 +1,128 @@
+"""What a task is: questions with options, in three splits that are read when asked for.
+
+An :class:`Item` is one question as text: a prompt, and what follows it if an option is chosen. Items know nothing of
+tokens, and their options may differ in number; nothing is padded here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from bayeslora.errors import InputError, did_you_mean
+
+SplitName = Literal["train", "validation", "test"]
+SPLITS: tuple[SplitName, ...] = get_args(SplitName)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt in three pieces, of which only the passage may be cut, from the left, if the whole is too long.
+
+    A passage has its leading space, as options have: what is left of a cut one begins with its own.
+    """
+
+    head: str
+    passage: str = ""
+    tail: str = ""
+
+    @property
+    def text(self) -> str:
+        """The whole prompt."""
+        return self.head + self.passage + self.tail
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One question.
+
+    Attributes:
+        id: its name in predictions.
+        prompt: what the model reads.
+        options: what follows the prompt if that option is chosen, with its leading space: ``" Paris"``.
+        labels: the options' labels as annotated: ``A``-``E``, ``1``-``4``, ``Yes``/``No``.
+        gold: index of the right option, if known.
+        probabilities: the true answer probabilities, where somebody can know them.
+        lettered: whether a label alone is an answer to the prompt, so that items can be scored by label.
+    """
+
+    id: str
+    prompt: Prompt
+    options: tuple[str, ...]
+    labels: tuple[str, ...]
+    gold: int | None
+    probabilities: tuple[float, ...] | None = None
+    lettered: bool = True
+
+    def __post_init__(self) -> None:
+        n = len(self.options)
+        if n == 0 or len(self.labels) != n:
+            raise InputError(f"item {self.id!r}: {n} options and {len(self.labels)} labels; give one label per option")
+        if self.gold is not None and not 0 <= self.gold < n:
+            raise InputError(f"item {self.id!r}: gold is {self.gold}; give an index from 0 to {n - 1}, or none")
+        if self.probabilities is not None and len(self.probabilities) != n:
+            raise InputError(
+                f"item {self.id!r}: {n} options and {len(self.probabilities)} probabilities; give one each"
+            )
+
+
+@dataclass(frozen=True)
+class Split:
+    """The items of one split, and how many rows were left out of its source, by reason.
+
+    Where two splits are parts of one source, both carry the counts of that source.
+    """
+
+    items: tuple[Item, ...]
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self.items)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A named set of questions. ``read`` makes a split; :meth:`load` does so once and keeps it."""
+
+    name: str
+    description: str
+    read: Callable[[SplitName], Split] = field(repr=False)
+    _loaded: dict[SplitName, Split] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def load(self, split: str) -> Split:
+        """A split by name: ``train``, ``validation`` (for choosing) or ``test`` (for reporting)."""
+        for name in SPLITS:
+            if split == name:
+                if name not in self._loaded:
+                    self._loaded[name] = self.read(name)
+                return self._loaded[name]
+        raise InputError(f"unknown split {split!r}; choose {', '.join(SPLITS)}{did_you_mean(split, SPLITS)}")
+
+    @property
+    def train(self) -> tuple[Item, ...]:
+        """Items to learn from."""
+        return self.load("train").items
+
+    @property
+    def validation(self) -> tuple[Item, ...]:
+        """Items to choose settings and checkpoints by."""
+        return self.load("validation").items
+
+    @property
+    def test(self) -> tuple[Item, ...]:
+        """Items to report."""
+        return self.load("test").items
+
+
+def require_gold(items: Iterable[Item]) -> list[int]:
+    """The right answers; refuses items without one, which can be predicted but not learnt from or scored."""
+    gold = []
+    for item in items:
+        if item.gold is None:
+            raise InputError(f"item {item.id!r} has no answer; training and evaluation need one, so add 'answer' to it")
+        gold.append(item.gold)
+    return gold

@@ -1,0 +1,126 @@
+"""From an item to token ids: the prompt once, and each option as what follows it.
+
+No special tokens are added. Whoever scores puts a beginning token in front if the model wants one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING, Literal, get_args
+
+from bayeslora.errors import InputError, did_you_mean
+from bayeslora.tasks.base import Item
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Scoring = Literal["text", "letter"]
+"""What answers a question: the text of an option, or its label alone."""
+
+MAX_TOKENS = 1024
+
+_ANCHOR = ":"
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedItem:
+    """Token ids of a prompt, and of each option as its continuation."""
+
+    prompt_ids: list[int]
+    option_ids: list[list[int]]
+
+
+def encode_item(
+    item: Item, tokenizer: PreTrainedTokenizerBase, scoring: Scoring, max_tokens: int = MAX_TOKENS
+) -> EncodedItem:
+    """Token ids of at most ``max_tokens`` for the prompt and its longest option.
+
+    If they are more, whole tokens at the beginning of the passage are left out; nothing else ever is.
+
+    Labels must be one token each. Many tokenizers write ``" 1"`` as a space and a digit: what all labels of an item have
+    in common at their beginning is moved to the end of the prompt, which leaves the probabilities among them as they are.
+    """
+    texts = continuations(item, scoring)
+    option_ids = [_continuation(text, tokenizer) for text in texts]
+    shared = _shared_beginning(option_ids) if scoring == "letter" else []
+    for text, ids in zip(texts, option_ids, strict=True):
+        _check_option(item, scoring, text, len(ids) - len(shared))
+    prompt_ids = _ids(item.prompt.text, tokenizer)
+    if not prompt_ids:
+        raise InputError(f"item {item.id!r}: its prompt is empty; give it a text that the options can follow")
+    longest = max(map(len, option_ids))
+    excess = len(prompt_ids) + longest - max_tokens
+    if excess > 0:
+        prompt_ids = _cut_passage(item, tokenizer, excess, longest, max_tokens)
+    return EncodedItem(prompt_ids + shared, [ids[len(shared) :] for ids in option_ids])
+
+
+def continuations(item: Item, scoring: Scoring) -> tuple[str, ...]:
+    """What follows the prompt for each option, as text."""
+    if scoring not in get_args(Scoring):
+        names = get_args(Scoring)
+        raise InputError(f"unknown scoring {scoring!r}; choose {' or '.join(names)}{did_you_mean(scoring, names)}")
+    if scoring == "text":
+        return item.options
+    if not item.lettered:
+        raise InputError(f"item {item.id!r} cannot be scored by letter: its sentence shows none; use scoring 'text'")
+    return tuple(f" {label}" for label in item.labels)
+
+
+def _shared_beginning(option_ids: list[list[int]]) -> list[int]:
+    """What all options begin with, short of the last token of any."""
+    columns = zip(*(ids[:-1] for ids in option_ids), strict=False)
+    return [column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns)]
+
+
+def _check_option(item: Item, scoring: Scoring, text: str, tokens: int) -> None:
+    if scoring == "letter" and tokens != 1:
+        raise InputError(
+            f"item {item.id!r}: label {text!r} is {tokens} tokens, and scoring by letter needs one; use scoring 'text'"
+        )
+    if tokens == 0:
+        raise InputError(f"item {item.id!r}: option {text!r} has no tokens; give it a text")
+
+
+def _ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def _continuation(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Ids of a text that follows another.
+
+    Some tokenizers put a space of their own in front of every text, though it has one. Behind an anchor they do not.
+    """
+    anchor, both = _ids(_ANCHOR, tokenizer), _ids(_ANCHOR + text, tokenizer)
+    return both[len(anchor) :] if both[: len(anchor)] == anchor else _ids(text, tokenizer)
+
+
+def _cut_passage(
+    item: Item, tokenizer: PreTrainedTokenizerBase, excess: int, longest: int, max_tokens: int
+) -> list[int]:
+    """The prompt without at least the first ``excess`` tokens of its passage, and without half characters."""
+    ids, offsets = _with_offsets(item, tokenizer)
+    start = len(item.prompt.head)
+    stop = start + len(item.prompt.passage)
+    passage = [index for index, (_, end) in enumerate(offsets) if start < end <= stop]
+    if excess > len(passage):
+        raise InputError(
+            f"item {item.id!r}: question and options need {len(ids) - len(passage) + longest} tokens without its passage, "
+            f"and at most {max_tokens} are allowed; allow more or leave it out"
+        )
+    while excess < len(passage) and offsets[passage[excess]][0] < offsets[passage[excess - 1]][1]:
+        excess += 1
+    left_out = set(passage[:excess])
+    return [token for index, token in enumerate(ids) if index not in left_out]
+
+
+def _with_offsets(item: Item, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[tuple[int, int]]]:
+    """Ids of the whole prompt, and the characters each stands for."""
+    if not item.prompt.passage:
+        ids = _ids(item.prompt.text, tokenizer)
+        return ids, [(0, 0)] * len(ids)
+    if not tokenizer.is_fast:
+        raise InputError(f"item {item.id!r}: its passage is too long, and only a fast tokenizer can cut it; use one")
+    encoded = tokenizer(item.prompt.text, add_special_tokens=False, return_offsets_mapping=True)
+    return list(encoded.input_ids), list(encoded.offset_mapping)

@@ -1,0 +1,155 @@
+"""From rows to items: the rules that are the same for every task.
+
+Text is normalised field by field, so that prompts differ in words and not in typography. Rows that are malformed or
+repeated are left out of training data, counted and logged; evaluation data keep every row that can be represented at
+all, since leaving rows out would change what a score means.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, TypeVar
+
+from bayeslora.errors import InputError
+from bayeslora.tasks.base import Item, Split
+
+SPLIT_SEED = 2024
+"""Seed of every division into splits. Fixed: another one would make another benchmark."""
+
+DUPLICATE = "duplicate"
+
+T = TypeVar("T")
+
+_TYPOGRAPHY = str.maketrans(
+    {
+        **dict.fromkeys("‘’‚‛", "'"),
+        **dict.fromkeys("“”„‟", '"'),
+        **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-"),
+        "…": "...",
+        **dict.fromkeys("\u200b\u2060\ufeff\u00ad", None),  # of no width: zero-width space, joiner, BOM, soft hyphen
+    }
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The fields of one row, and where it was found, for error lines."""
+
+    values: Mapping[str, Any]
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An item read from a row, with the flaw that keeps it out of training data, if it has one."""
+
+    item: Item
+    flaw: str | None = None
+
+
+class Malformed(Exception):
+    """A row cannot be made an item. ``reason`` is the same for all such rows, ``detail`` is about this one."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}{': ' if detail else ''}{detail}")
+        self.reason = reason
+
+
+Reader = Callable[[Mapping[str, Any]], Candidate]
+"""Makes a row an item, or raises :class:`Malformed`."""
+
+
+def normalise(text: str) -> str:
+    """Straight quotes, ``-`` for every dash and minus, ``...`` for the ellipsis, single spaces, trimmed.
+
+    Line breaks and every Unicode space (the non-breaking one too) are white space; characters of no width are removed.
+    Everything else stays, including text that some data set had decoded wrongly.
+
+    Example:
+        >>> normalise(" “It’s  5–6\u00a0°C…” ")
+        '"It\\'s 5-6 °C..."'
+    """
+    return " ".join(text.translate(_TYPOGRAPHY).split())
+
+
+def text_field(values: Mapping[str, Any], name: str) -> str:
+    """A field's normalised text, which may be empty."""
+    if values.get(name) is None:
+        raise Malformed(f"no {name}")
+    return checked_text(values[name], name)
+
+
+def checked_text(value: Any, name: str) -> str:
+    """The normalised text of a value that must be a string of whole characters."""
+    if not isinstance(value, str):
+        raise Malformed(f"{name} is no text", repr(value)[:60])
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise Malformed(f"{name} is no valid Unicode", ascii(value)[:60])
+    return normalise(value)
+
+
+def row_id(values: Mapping[str, Any]) -> str:
+    """The row's id; one without gets a digest of its fields, which does not depend on where the row stands."""
+    given = values.get("id")
+    return str(given) if given not in (None, "") else digest(repr(sorted(values.items())))[:12]
+
+
+def clean(rows: Iterable[Row], read: Reader, where: str, *, drop: bool) -> Split:
+    """Items of all rows.
+
+    With ``drop`` (training data) malformed, flawed and repeated rows are left out; without it a row that cannot be
+    represented is an error. ``where`` names the data in the log.
+    """
+    items: list[Item] = []
+    counts: Counter[str] = Counter()
+    seen: set[tuple[object, ...]] = set()
+    for row in rows:
+        try:
+            candidate = read(row.values)
+        except Malformed as problem:
+            if not drop:
+                raise InputError(f"{row.origin}: {problem}; correct or remove it") from problem
+            counts[problem.reason] += 1
+            continue
+        content = (candidate.item.prompt, candidate.item.options)
+        flaw = candidate.flaw or (DUPLICATE if content in seen else None)
+        if drop and flaw:
+            counts[flaw] += 1
+            continue
+        seen.add(content)
+        items.append(candidate.item)
+    for reason, count in counts.items():
+        logger.warning("%s: left out %d of its rows (%s)", where, count, reason)
+    return Split(tuple(items), dict(counts))
+
+
+def divide(items: Sequence[T], shares: Sequence[float], key: Callable[[T], str]) -> list[tuple[T, ...]]:
+    """Parts of about these shares, by a seeded hash of each item's key and so whatever the order of the items.
+
+    Items of equal keys stay together: they rank as one block, which goes where its middle falls.
+    """
+    sizes = Counter(key(item) for item in items)
+    ranked = sorted(sizes, key=lambda name: digest(f"{SPLIT_SEED} {name}"))
+    ends = list(accumulate(sizes[name] for name in ranked))
+    edges = list(accumulate(shares))[:-1]
+    middles = {name: (end - sizes[name] / 2) / len(items) for name, end in zip(ranked, ends, strict=True)}
+    part = {name: bisect_right(edges, middle) for name, middle in middles.items()}
+    return [tuple(item for item in items if part[key(item)] == k) for k in range(len(shares))]
+
+
+def content_key(item: Item) -> str:
+    """A key by which items of the same text stay together."""
+    return repr((item.prompt.text, item.options))
+
+
+def digest(text: str) -> str:
+    """SHA-256 in hexadecimal: a hash that is the same on every machine and in every process."""
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,157 @@
+"""Where rows come from: a local directory of JSON lines, or data sets of the Hugging Face hub.
+
+A data directory is laid out as ``arc_easy/train.jsonl.gz`` (or ``.jsonl``), one row per line. Rows of the hub are mapped
+into the same fields by each family, so that nothing above this module knows where a row came from.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import importlib.util
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from bayeslora.errors import InputError, did_you_mean
+from bayeslora.tasks.rows import Row
+
+SUFFIXES = (".jsonl.gz", ".jsonl")
+"""Files that are read; the first that exists wins."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One official split: a file below the data directory, and its place on the hub.
+
+    A benchmark may be spread over several configurations of a data set. If all of them share one local file,
+    ``config_field`` names the field that tells their rows apart.
+    """
+
+    file: str
+    hub: str
+    configs: tuple[str | None, ...]
+    split: str
+    config_field: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HubPlace:
+    """Where a row stands on the hub."""
+
+    config: str | None
+    split: str
+    index: int
+
+
+HubRow = Callable[[Mapping[str, Any], HubPlace], dict[str, Any]]
+"""Maps a row of the hub into the fields of the local files."""
+
+
+def read_source(source: Source, data_dir: Path | None, hub_row: HubRow) -> list[Row]:
+    """All rows, from the data directory if there is one, else from the hub."""
+    rows = _read_hub(source, hub_row) if data_dir is None else _read_local(source, data_dir)
+    if not rows:
+        where = source.hub if data_dir is None else data_dir / source.file
+        wanted = f" of {', '.join(map(str, source.configs))}" if source.config_field else ""
+        raise InputError(f"{where}: split {source.split!r} has no rows{wanted}; get the data again")
+    return rows
+
+
+def check_data_dir(data_dir: Path) -> Path:
+    """A data directory that exists."""
+    path = data_dir.expanduser()
+    if not path.is_dir():
+        what = "is not a directory" if path.exists() else "no such directory"
+        raise InputError(f"{path}: {what}; pass the directory with the data sets as --data-dir, or leave it out")
+    return path
+
+
+def find_file(stem: Path) -> Path | None:
+    """The file with this name and one of the known suffixes."""
+    return next((path for suffix in SUFFIXES if (path := stem.with_name(stem.name + suffix)).is_file()), None)
+
+
+def read_json_lines(path: Path) -> list[Row]:
+    """One row per line that is not blank; every failure names the file, and the line where there is one."""
+    try:
+        with _open(path) as file:
+            return [
+                Row(_parse(line, f"{path}, line {number}"), f"{path}, line {number}")
+                for number, line in enumerate(file, 1)
+                if line.strip()
+            ]
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: is no complete gzip file ({first_line(error)}); get it again") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: is not UTF-8 ({error.reason}); save it as UTF-8") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); check the file and its permissions") from error
+
+
+def first_line(error: BaseException) -> str:
+    """An exception's message up to its first line break."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _open(path: Path) -> IO[str]:
+    """Text without a byte-order mark, in lines that end at line feeds only."""
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="\n")
+    return path.open(encoding="utf-8-sig", newline="\n")
+
+
+def _parse(line: str, origin: str) -> dict[str, Any]:
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{origin}: is not valid JSON ({first_line(error)}); give one JSON object per line") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{origin}: is a JSON {type(values).__name__}; give one JSON object per line")
+    return values
+
+
+def _read_local(source: Source, data_dir: Path) -> list[Row]:
+    path = find_file(data_dir / source.file)
+    if path is None:
+        folder = source.file.partition("/")[0]
+        present = sorted(entry.name for entry in data_dir.iterdir() if entry.is_dir())
+        hint = "" if folder in present else did_you_mean(folder, present)
+        names = " or ".join(source.file + suffix for suffix in SUFFIXES)
+        raise InputError(f"{data_dir}: has no {names}; pass the directory that holds it as --data-dir{hint}")
+    rows = read_json_lines(path)
+    if source.config_field is None:
+        return rows
+    return [row for row in rows if row.values.get(source.config_field) in source.configs]
+
+
+def _read_hub(source: Source, hub_row: HubRow) -> list[Row]:
+    if importlib.util.find_spec("datasets") is None:
+        raise InputError(
+            f"{source.hub}: reading the hub needs the package datasets; run: pip install datasets, "
+            "or pass --data-dir with local copies"
+        )
+    return [row for config in source.configs for row in _hub_rows(source, config, hub_row)]
+
+
+def _hub_rows(source: Source, config: str | None, hub_row: HubRow) -> Iterator[Row]:
+    name = f"{source.hub} {config}" if config else source.hub
+    try:
+        table = importlib.import_module("datasets").load_dataset(source.hub, config, split=source.split)
+    except Exception as error:  # its own types are many, and all of them end here for want of data
+        raise InputError(
+            f"{name}: cannot be loaded from the hub ({first_line(error)}); check the network, "
+            "or pass --data-dir with local copies"
+        ) from error
+    for index, values in enumerate(table):
+        place = HubPlace(config, source.split, index)
+        try:
+            yield Row(hub_row(values, place), f"{name} {source.split}, row {index}")
+        except (KeyError, IndexError, TypeError) as error:
+            raise InputError(
+                f"{name} {source.split}, row {index}: has not the expected fields ({error!r}); "
+                "the data set has changed, so pass --data-dir with local copies"
+            ) from error

@@ -1,0 +1,188 @@
+"""Token ids: golden ones of SmolLM2, cutting of passages, and tokenizers with habits of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bayeslora.errors import InputError
+from bayeslora.tasks import SPLITS, Item, Prompt, encode_item, load_task
+from bayeslora.tasks.boolq import read_boolq
+from bayeslora.tasks.choices import read_choices
+from bayeslora.tasks.winogrande import read_winogrande
+
+from .cases import boolq_row
+from .test_golden import ARC_EASY, ARC_NUMBERS, BOOLQ, OPENBOOKQA, WINOGRANDE
+
+LONG = 'Rome wasn\'t built in 1 day, naïve 中文字 🙂🙂 said: "it took longer". ' * 40
+
+slow_machine = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.mark.parametrize(
+    "item, prompt_start, option_ids",
+    [
+        (read_choices(ARC_EASY).item, [17872, 42, 16621, 3139, 359], [[3118, 7600], [1114], [3542], [913]]),
+        (
+            read_choices(OPENBOOKQA).item,
+            [17872, 42, 378, 2388, 314, 3358, 327, 198, 23084, 42, 198, 49, 30],
+            [
+                [31478, 1380, 725, 16901],
+                [1122, 2969, 614, 284, 2967, 1573],
+                [5504, 34324, 862, 281, 253, 40985],
+                [2109, 45549, 28, 28447, 284, 34324, 862],
+            ],
+        ),
+        (
+            read_winogrande(WINOGRANDE).item,
+            [57, 276, 36870, 288, 3134, 32286, 506, 1800, 28630, 990, 2221, 1953, 253, 12505, 975],
+            [[27106, 25869, 1718, 3801, 16383, 30], [32286, 25869, 1718, 3801, 16383, 30]],
+        ),
+        (read_boolq(BOOLQ).item, [], [[9230], [2838]]),
+    ],
+)
+def test_golden_ids(smollm2: Any, item: Item, prompt_start: list[int], option_ids: list[list[int]]) -> None:
+    encoded = encode_item(item, smollm2, "text")
+    assert encoded.prompt_ids[: len(prompt_start)] == prompt_start
+    assert encoded.option_ids == option_ids
+    assert smollm2.decode(encoded.prompt_ids) == item.prompt.text
+    assert tuple(smollm2.decode(ids) for ids in encoded.option_ids) == item.options
+
+
+def test_letters(smollm2: Any) -> None:
+    encoded = encode_item(read_choices(ARC_EASY).item, smollm2, "letter")
+    assert encoded.option_ids == [[330], [389], [340], [422]]
+    assert encoded.prompt_ids[-2:] == [21350, 42]
+    assert encode_item(read_boolq(BOOLQ).item, smollm2, "letter").option_ids == [[9230], [2838]]
+
+
+def test_what_labels_share_at_their_beginning_belongs_to_the_prompt(smollm2: Any) -> None:
+    """SmolLM2 writes " 1" as a space and a digit."""
+    encoded = encode_item(read_choices(ARC_NUMBERS).item, smollm2, "letter")
+    assert encoded.option_ids == [[33], [34], [35], [36]]
+    assert smollm2.decode(encoded.prompt_ids).endswith("\nAnswer: ")
+
+
+def test_options_are_tokenised_as_they_would_be_alone(smollm2: Any) -> None:
+    """The anchor changes nothing for byte-level tokenizers."""
+    texts = (" Paris", " 12 cm", " the end.", ' "quoted"', " -5", " é", " $x$", " ...", " 中文", " ")
+    item = Item("x", Prompt("?"), texts, tuple("abcdefghij"), None)
+    assert encode_item(item, smollm2, "text").option_ids == [smollm2(text).input_ids for text in texts]
+
+
+@pytest.mark.parametrize("max_tokens", [2000, 1024, 100, 40, 25])
+def test_a_passage_is_cut_from_the_left(smollm2: Any, max_tokens: int) -> None:
+    item = read_boolq(boolq_row(passage=LONG)).item
+    encoded = encode_item(item, smollm2, "text", max_tokens=max_tokens)
+    assert max_tokens - 16 < len(encoded.prompt_ids) + 1 <= max_tokens or max_tokens == 2000
+    text = smollm2.decode(encoded.prompt_ids)
+    assert text.startswith(item.prompt.head) and text.endswith(item.prompt.tail)
+    left = text.removeprefix(item.prompt.head).removesuffix(item.prompt.tail)
+    assert item.prompt.passage.endswith(left)
+    assert encoded.option_ids == [[9230], [2838]]
+
+
+@slow_machine
+@given(st.text(alphabet="ab é中🙂.1\u0301", max_size=60), st.integers(15, 60))
+def test_cuts_leave_whole_characters_and_fit(smollm2: Any, passage: str, max_tokens: int) -> None:
+    item = read_boolq(boolq_row(passage=passage)).item
+    encoded = encode_item(item, smollm2, "text", max_tokens=max_tokens)
+    text = smollm2.decode(encoded.prompt_ids)
+    assert len(encoded.prompt_ids) + 1 <= max_tokens
+    assert text.startswith("Passage:") and text.endswith("\nQuestion: is rome flat\nAnswer:")
+    assert item.prompt.text.endswith(text.removeprefix("Passage:"))
+
+
+def test_what_fits_is_whole_and_what_does_not_fit_by_one_is_cut_by_one(smollm2: Any) -> None:
+    item = read_boolq(BOOLQ).item
+    whole = encode_item(item, smollm2, "text")
+    assert whole.prompt_ids == smollm2(item.prompt.text).input_ids
+    assert encode_item(item, smollm2, "text", max_tokens=len(whole.prompt_ids) + 1) == whole
+    cut = encode_item(item, smollm2, "text", max_tokens=len(whole.prompt_ids))
+    assert smollm2.decode(cut.prompt_ids) == item.prompt.text.replace(" All", "")
+
+
+def failure(item: Item, tokenizer: Any, scoring: Any = "text", max_tokens: int = 1024) -> str:
+    with pytest.raises(InputError) as error:
+        encode_item(item, tokenizer, scoring, max_tokens)
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+def test_questions_that_do_not_fit(smollm2: Any) -> None:
+    item = read_choices(ARC_EASY).item
+    assert failure(item, smollm2, max_tokens=50) == (
+        "item 'MCAS_2007_8_5189': question and options need 53 tokens without its passage, and at most 50 are allowed; "
+        "allow more or leave it out"
+    )
+    assert failure(read_boolq(BOOLQ).item, smollm2, max_tokens=10).startswith(
+        "item 'train-6081': question and options need 20 tokens without its passage, and at most 10 are allowed"
+    )
+
+
+def test_other_errors(smollm2: Any) -> None:
+    item = read_choices(ARC_EASY).item
+    assert failure(item, smollm2, "leter") == "unknown scoring 'leter'; choose text or letter (did you mean 'letter'?)"
+    odd = replace(item, labels=("A", "B", "C", "Dodecahedron"))
+    assert failure(odd, smollm2, "letter").startswith("item 'MCAS_2007_8_5189': label ' Dodecahedron' is ")
+    assert failure(odd, smollm2, "letter").endswith(" tokens, and scoring by letter needs one; use scoring 'text'")
+    assert failure(replace(item, prompt=Prompt("")), smollm2) == (
+        "item 'MCAS_2007_8_5189': its prompt is empty; give it a text that the options can follow"
+    )
+    assert failure(replace(item, options=("", " b", " c", " d")), smollm2) == (
+        "item 'MCAS_2007_8_5189': option '' has no tokens; give it a text"
+    )
+    assert "cannot be scored by letter" in failure(read_winogrande(WINOGRANDE).item, smollm2, "letter")
+
+
+def sentencepiece_like() -> Any:
+    """A tokenizer that puts a space in front of every text and knows a few words, as Llama's does."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = ["<unk>", "▁", "▁:", "▁Yes", "▁No", "▁Answer", ":", "▁A"]
+    tokenizer = Tokenizer(models.Unigram([(piece, -1.0 - k) for k, piece in enumerate(pieces)], unk_id=0))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Metaspace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+def test_tokenizers_that_add_a_space_of_their_own() -> None:
+    tokenizer = sentencepiece_like()
+    assert tokenizer.tokenize(" Yes") == ["▁", "▁Yes"]
+    item = Item("x", Prompt("Answer:"), (" Yes", " No"), ("Yes", "No"), 0)
+    for scoring in ("text", "letter"):
+        encoded = encode_item(item, tokenizer, scoring)  # type: ignore[arg-type]
+        assert [tokenizer.convert_ids_to_tokens(ids) for ids in encoded.option_ids] == [["▁Yes"], ["▁No"]]
+        assert tokenizer.convert_ids_to_tokens(encoded.prompt_ids) == ["▁Answer", ":"]
+
+
+class Slow:
+    """A tokenizer of characters that knows nothing of offsets."""
+
+    is_fast = False
+
+    def __call__(self, text: str, add_special_tokens: bool) -> Any:
+        assert not add_special_tokens
+        return type("Encoding", (), {"input_ids": [ord(character) for character in text]})
+
+
+def test_slow_tokenizers_work_until_something_must_be_cut() -> None:
+    item = read_boolq(BOOLQ).item
+    assert "".join(map(chr, encode_item(item, Slow(), "text").prompt_ids)) == item.prompt.text  # type: ignore[arg-type]
+    assert failure(item, Slow(), max_tokens=100) == (
+        "item 'train-6081': its passage is too long, and only a fast tokenizer can cut it; use one"
+    )
+    assert "need" in failure(read_choices(ARC_EASY).item, Slow(), max_tokens=10)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_urns_are_small_in_tokens(smollm2: Any, split: str) -> None:
+    encoded = [encode_item(item, smollm2, "text") for item in load_task("urns").load(split)]
+    assert max(len(one.prompt_ids) for one in encoded) < 40
+    assert all(len(ids) == 1 for one in encoded for ids in one.option_ids)
