@@ -35,6 +35,10 @@ class BayesLoraModel(BaseTuner):
     tuner_layer_cls = (BayesLoraLinear, PosteriorHolder)
     target_module_mapping: ClassVar = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model and not its ``forward`` (as PEFT 0.20 does), so that the hook that draws is run."""
+        return self.model(*args, **kwargs)
+
     # Draws --------------------------------------------------------------------------------------------------------
 
     def draw(self, n: int = 1, generator: torch.Generator | None = None) -> None:
