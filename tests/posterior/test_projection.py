@@ -48,31 +48,42 @@ def test_only_the_ratio_of_z_and_d_matters():
 
 
 def nearly_singular(layers=3):
-    """Equal inducing points and a diagonal far below float32's resolution."""
-    z = torch.ones(layers, 40, 3000)
-    z[1] = torch.randn(40, 3000, generator=torch.Generator().manual_seed(0))
-    return Side(z, torch.full((layers, 40), 1e-12))
+    """Equal inducing points (but for a healthy layer 1) and a diagonal far below the resolution of the kernel."""
+    z = torch.ones(layers, 40, 3000, dtype=torch.float64) / 3
+    z[1] = torch.randn(40, 3000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return Side(z, torch.full((layers, 40), 1e-12, dtype=torch.float64))
 
 
 @pytest.mark.filterwarnings("ignore::bayeslora.posterior.JitterWarning")
 def test_a_singular_kernel_gets_a_larger_jitter_and_a_warning(monkeypatch):
-    monkeypatch.setattr("bayeslora.posterior.projection.BASE_JITTER", 1e-9)
-    with pytest.warns(JitterWarning, match="2 of 3 kernel matrices .* trying 1e-08"):
-        (projection,) = project([nearly_singular()])
+    monkeypatch.setattr("bayeslora.posterior.projection.BASE_JITTER", 1e-18)
     side = nearly_singular()
-    torch.testing.assert_close(projection.chol @ projection.chol.mT, side.z @ side.z.mT, rtol=1e-4, atol=0.5)
-    torch.testing.assert_close(projection.chol @ projection.p, side.z, rtol=1e-3, atol=1e-2)
+    with pytest.warns(JitterWarning, match=r"2 of 3 kernel matrices .* trying 1e-17"):
+        (projection,) = project([side])
+    torch.testing.assert_close(projection.chol @ projection.chol.mT, side.z @ side.z.mT, rtol=1e-10, atol=1e-6)
+    torch.testing.assert_close(projection.chol @ projection.p, side.z, rtol=1e-6, atol=1e-6)
     # the healthy matrix keeps the small jitter: the same numbers as on its own
-    healthy = nearly_singular()
-    (alone,) = project([Side(healthy.z[1:2], healthy.d[1:2])])
+    (alone,) = project([Side(side.z[1:2], side.d[1:2])])
     torch.testing.assert_close(projection.p[1:2], alone.p)
 
 
 def test_a_kernel_beyond_repair_raises(monkeypatch):
-    monkeypatch.setattr("bayeslora.posterior.projection.BASE_JITTER", 1e-9)
-    monkeypatch.setattr("bayeslora.posterior.projection.MAX_JITTER", 1e-9)
-    with pytest.raises(IllConditionedError, match="no Cholesky factor even with a relative jitter of 1e-09"):
+    monkeypatch.setattr("bayeslora.posterior.projection.BASE_JITTER", 1e-18)
+    monkeypatch.setattr("bayeslora.posterior.projection.MAX_JITTER", 1e-18)
+    with pytest.raises(IllConditionedError, match="no Cholesky factor even with a relative jitter of 1e-18"):
         project([nearly_singular()])
+
+
+@pytest.mark.parametrize("m, width", [(8, 8), (9, 8), (16, 8), (8, 576)])
+def test_float32_projectors_are_accurate_for_random_inducing_points(m, width):
+    """500 random kernels, some of them badly conditioned, against float64 throughout."""
+    side = random_side(m, width, 1e-3, layers=500)
+    (exact,) = project([side])
+    (single,) = project([Side(side.z.float(), side.d.float())])
+    assert single.p.dtype == torch.float32
+    core = torch.randn(500, m, m, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    error = (single.p.double().mT @ core - exact.p.mT @ core).abs().max()
+    assert error < 2e-4 * (exact.p.mT @ core).abs().max()
 
 
 def test_not_finite_inducing_points_raise_at_once():

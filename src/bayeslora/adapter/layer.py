@@ -126,7 +126,7 @@ class BayesLoraLinear(TunerModule):
 
 def add_update(x: Tensor, result: Tensor, factors: LayerFactors, scaling: float) -> Tensor:
     """``result + s · B (A x)``; with ``n`` draws the rows of ``x`` are ``n`` equal blocks, block ``k`` for draw ``k``."""
-    A, B = (factor.to(x.dtype) for factor in factors)
+    A, B = (factor.to(x) for factor in factors)  # precision, and device if the model is spread over several
     n = A.shape[0]
     if n == 1:
         return result + scaling * F.linear(F.linear(x, A[0]), B[0]).to(result.dtype)

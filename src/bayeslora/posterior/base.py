@@ -88,7 +88,7 @@ class Posterior(nn.Module, ABC):
     state dict grow with the number of shapes and not of layers.
 
     Arithmetic is float32 (float64 if the parameters are) with autocast disabled: in half precision
-    the small differences that make up a covariance are lost.
+    the small differences that make up a covariance are lost. The scale is not part of the state dict.
 
     Args:
         layers: the adapted layers.

@@ -65,11 +65,16 @@ def project(sides: Sequence[Side]) -> list[Projection]:
 def _factorise(sides: Sequence[Side]) -> tuple[Tensor, Tensor]:
     """``D`` with the jitter folded in, and the Cholesky factor of ``Z Zᵀ + D²``, both stacked.
 
-    The jitter is part of ``D²``, so that the kernel and the conditional noise stay consistent.
-    Matrices that fail are tried again with ten times the jitter, the others are left as they are.
+    The kernel squares the condition of ``Z``, and a random square ``Z`` can be close to singular: in float32 the projectors
+    would be off by about 1e-3. So these small matrices are formed and factorised in float64 where the device has it.
+
+    The jitter is part of ``D²``, so that the kernel and the conditional noise stay consistent. Matrices that fail are tried
+    again with ten times the jitter, the others are left as they are.
     """
-    gram = torch.cat([side.z @ side.z.mT for side in sides])
-    d2 = torch.cat([side.d for side in sides]).square()
+    dtype = sides[0].z.dtype
+    precise = dtype if sides[0].z.device.type == "mps" else torch.float64
+    gram = torch.cat([_gram(side.z.to(precise)) for side in sides])
+    d2 = torch.cat([side.d for side in sides]).to(precise).square()
     unit = gram.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
     jitter = torch.full_like(unit, BASE_JITTER)
     while True:
@@ -78,9 +83,13 @@ def _factorise(sides: Sequence[Side]) -> tuple[Tensor, Tensor]:
         diagonal = chol.diagonal(dim1=-2, dim2=-1)
         failed = info.ne(0) | ~torch.isfinite(diagonal.sum(-1))  # NaN passes LAPACK unnoticed
         if not bool(failed.any()):
-            return jittered.sqrt(), chol
+            return jittered.sqrt().to(dtype), chol.to(dtype)
         _report_failure(failed, jitter[failed].max(), finite=bool(torch.isfinite(gram).all()))
         jitter = torch.where(failed[:, None], 10.0 * jitter, jitter)
+
+
+def _gram(z: Tensor) -> Tensor:
+    return z @ z.mT
 
 
 def _report_failure(failed: Tensor, jitter: Tensor, *, finite: bool) -> None:
@@ -91,7 +100,7 @@ def _report_failure(failed: Tensor, jitter: Tensor, *, finite: bool) -> None:
             f"{count} of {total} kernel matrices Z Zᵀ + D² are not finite; training has diverged: "
             "lower the learning rate or resume from an earlier checkpoint"
         )
-    if used > 0.99 * MAX_JITTER:  # ten times a float32 is not quite a power of ten
+    if used > 0.99 * MAX_JITTER:  # repeated products are not quite powers of ten
         raise IllConditionedError(
             f"{count} of {total} kernel matrices Z Zᵀ + D² have no Cholesky factor even with a relative "
             f"jitter of {used:.0e}: the inducing points have collapsed; lower the learning rate or use "
