@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, PeftConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from adapter.cases import MODELS, adapted, base_model, config, generator, logits
@@ -116,16 +116,17 @@ def test_the_directory_is_complete_and_has_a_model_card(saved):
 
 def test_a_fresh_process_needs_only_bayeslora_and_peft(saved, tmp_path):
     model, base, path = saved
-    torch.save(drawn(model), tmp_path / "expected.pt")
+    save_file({"logits": drawn(model)}, tmp_path / "expected.safetensors")
     script = f"""
 import bayeslora, torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from adapter.cases import logits, generator
 model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({str(base)!r}), {str(path)!r}).eval()
 with model.draws(2, generator()):
     got = logits(model)
-assert torch.equal(got, torch.load({str(tmp_path / "expected.pt")!r}))
+assert torch.equal(got, load_file({str(tmp_path / "expected.safetensors")!r})["logits"])
 """
     result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env=_environment(), check=False

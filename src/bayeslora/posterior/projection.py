@@ -84,7 +84,8 @@ def _factorise(sides: Sequence[Side]) -> tuple[Tensor, Tensor]:
         failed = info.ne(0) | ~torch.isfinite(diagonal.sum(-1))  # NaN passes LAPACK unnoticed
         if not bool(failed.any()):
             return jittered.sqrt().to(dtype), chol.to(dtype)
-        _report_failure(failed, jitter[failed].max(), finite=bool(torch.isfinite(gram).all()))
+        finite = torch.isfinite(gram).all() & torch.isfinite(d2).all()
+        _report_failure(failed, jitter[failed].max(), finite=bool(finite))
         jitter = torch.where(failed[:, None], 10.0 * jitter, jitter)
 
 
