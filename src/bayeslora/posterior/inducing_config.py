@@ -76,7 +76,7 @@ class InducingConfig:
 
     @classmethod
     def preset(cls, name: Literal["default", "paper"]) -> InducingConfig:
-        """``default`` is what works; ``paper`` is what was published (rank 8, and it hardly learns)."""
+        """``default`` is the library's choice; ``paper`` is what was published, for rank 8."""
         if name == "default":
             return cls()
         if name == "paper":
