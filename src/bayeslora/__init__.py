@@ -13,16 +13,18 @@ from bayeslora._peft_hook import register_with_peft
 if TYPE_CHECKING:
     from bayeslora.adapter import BayesLoraConfig, BayesLoraModel, find_holder
     from bayeslora.models import load_model
+    from bayeslora.train.trained import load_run
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["BayesLoraConfig", "BayesLoraModel", "find_holder", "load_model"]
+__all__ = ["BayesLoraConfig", "BayesLoraModel", "find_holder", "load_model", "load_run"]
 
 _HOMES = {
     "BayesLoraConfig": "bayeslora.adapter",
     "BayesLoraModel": "bayeslora.adapter",
     "find_holder": "bayeslora.adapter",
     "load_model": "bayeslora.models",
+    "load_run": "bayeslora.train.trained",
 }
 
 

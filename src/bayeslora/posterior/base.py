@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -99,6 +99,15 @@ class Posterior(nn.Module, ABC):
     config_class: ClassVar[type]
     """Dataclass of the settings, validated at construction."""
 
+    stochastic: ClassVar[bool] = True
+    """Whether draws differ at all."""
+
+    parameter_kinds: ClassVar[Mapping[str, str]] = {}
+    """What the parameters whose names begin so are to an optimiser; all others are ``weights``."""
+
+    rate_multipliers: ClassVar[Mapping[str, float]] = {}
+    """Learning rates of kinds of parameters relative to the run's; 1 for those not named."""
+
     def __init__(self, layers: Sequence[LayerShape], config: Any = None, seed: int = 0) -> None:
         super().__init__()
         self.config = self.config_class() if config is None else config
@@ -154,6 +163,10 @@ class Posterior(nn.Module, ABC):
             raise ValueError("the factors to start from must cover the same layers, at the same rank")
         with self._full_precision():
             self._start_from(factors)
+
+    def kind(self, name: str) -> str:
+        """What a parameter is to an optimiser, by its name; ``scale`` is a logit whose gradient the KL dominates."""
+        return next((kind for prefix, kind in self.parameter_kinds.items() if name.startswith(prefix)), "weights")
 
     def parameter_count(self) -> int:
         """Number of trainable scalars."""

@@ -13,7 +13,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -90,6 +90,15 @@ class InducingPosterior(Posterior):
 
     config_class = InducingConfig
     config: InducingConfig
+    parameter_kinds: ClassVar = {
+        "z_": "points",
+        "log_d_": "diagonals",
+        "mean_": "mean",
+        "sd_logit_": "scale",
+        "lambda_logit_": "scale",
+        "flow_": "flow",
+    }
+    rate_multipliers: ClassVar = {"points": 20.0, "flow": 0.1}
 
     # Initial values ---------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ class PointPosterior(Posterior):
     """
 
     config_class = PointConfig
+    stochastic = False
 
     def _initialise(self, generator: torch.Generator) -> None:
         for group in self.groups:

@@ -136,10 +136,18 @@ class OptionScores:
         """Logarithm of the distribution over the options present."""
         return F.log_softmax(self.mean, dim=-1)
 
+    @property
+    def present(self) -> Tensor:
+        """``[B, O]``, which options exist."""
+        return self.total > -torch.inf
 
-def score_options(model: nn.Module, batch: PackedBatch) -> OptionScores:
-    """Score all options of a batch in one forward pass of a causal language model."""
-    logits = packed_logits(model, batch)
+
+def score_options(model: nn.Module, batch: PackedBatch, inputs_embeds: Tensor | None = None) -> OptionScores:
+    """Score all options of a batch in one forward pass of a causal language model.
+
+    Given ``inputs_embeds [B, T, d]``, the model starts from them and not from the tokens' embeddings.
+    """
+    logits = packed_logits(model, batch, inputs_embeds)
     targets = batch.input_ids[:, -batch.source.shape[1] :]
     rows = torch.arange(len(targets), device=targets.device).unsqueeze(1)
     token = logits[rows, batch.source, targets] - logits.logsumexp(-1).gather(1, batch.source)
@@ -150,10 +158,11 @@ def score_options(model: nn.Module, batch: PackedBatch) -> OptionScores:
     return OptionScores(total.masked_fill(absent, -torch.inf), mean.masked_fill(absent, -torch.inf))
 
 
-def packed_logits(model: nn.Module, batch: PackedBatch) -> Tensor:
+def packed_logits(model: nn.Module, batch: PackedBatch, inputs_embeds: Tensor | None = None) -> Tensor:
     """Logits ``[B, K + 1, vocabulary]`` in float32 of the prompt's last column and of the options."""
     output: Any = model(
-        input_ids=batch.input_ids,
+        input_ids=batch.input_ids if inputs_embeds is None else None,
+        inputs_embeds=inputs_embeds,
         position_ids=batch.position_ids,
         attention_mask=_additive(batch.visible, _dtype(model)),
         use_cache=False,

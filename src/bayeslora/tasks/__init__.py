@@ -8,8 +8,8 @@ Example:
 """
 
 from bayeslora.tasks.base import SPLITS, Item, Prompt, Split, SplitName, Task, require_gold
-from bayeslora.tasks.encode import EncodedItem, Scoring, continuations, encode_item
-from bayeslora.tasks.file import file_task, read_items
+from bayeslora.tasks.encode import EncodedItem, Scoring, continuations, encode_item, encode_items
+from bayeslora.tasks.file import file_task, make_item, read_items
 from bayeslora.tasks.registry import TASKS, load_task
 from bayeslora.tasks.urns import distance_to_truth, make_urns, truth_entropy, urns_task
 
@@ -26,8 +26,10 @@ __all__ = [
     "continuations",
     "distance_to_truth",
     "encode_item",
+    "encode_items",
     "file_task",
     "load_task",
+    "make_item",
     "make_urns",
     "read_items",
     "require_gold",

@@ -1,10 +1,11 @@
 """From an item to token ids: the prompt once, and each option as what follows it.
 
-No special tokens are added. Whoever scores puts a beginning token in front if the model wants one.
+A beginning token stands in front where the tokenizer puts one; no other special tokens are added.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Literal, get_args
@@ -54,6 +55,22 @@ def encode_item(
     if excess > 0:
         prompt_ids = _cut_passage(item, tokenizer, excess, longest, max_tokens)
     return EncodedItem(prompt_ids + shared, [ids[len(shared) :] for ids in option_ids])
+
+
+def encode_items(
+    items: Iterable[Item], tokenizer: PreTrainedTokenizerBase, scoring: Scoring, max_tokens: int = MAX_TOKENS
+) -> list[EncodedItem]:
+    """Token ids of all items, behind what the tokenizer begins a text with."""
+    beginning = beginning_ids(tokenizer)
+    encoded = (encode_item(item, tokenizer, scoring, max_tokens - len(beginning)) for item in items)
+    return [EncodedItem(beginning + item.prompt_ids, item.option_ids) for item in encoded]
+
+
+def beginning_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The special tokens a tokenizer puts in front of every text, if any."""
+    plain, whole = _ids(_ANCHOR, tokenizer), list(tokenizer(_ANCHOR).input_ids)
+    starts = [k for k in range(len(whole)) if whole[k : k + len(plain)] == plain]
+    return whole[: starts[0]] if starts else []
 
 
 def continuations(item: Item, scoring: Scoring) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bayeslora.errors import InputError, did_you_mean
-from bayeslora.tasks.base import Split, SplitName, Task
+from bayeslora.tasks.base import Item, Split, SplitName, Task
 from bayeslora.tasks.choices import choice_candidate, text_list
 from bayeslora.tasks.rows import Candidate, Malformed, clean, content_key, divide, normalise, row_id, text_field
 from bayeslora.tasks.sources import SUFFIXES, find_file, read_json_lines
@@ -47,6 +47,19 @@ def read_items(path: Path) -> Split:
     path = path.expanduser()
     _check_file(path)
     return _read(path, drop=False)
+
+
+def make_item(question: str, choices: Sequence[str], passage: str = "") -> Item:
+    """One question without an answer, for prediction."""
+    try:
+        candidate = read_own({"question": question, "choices": list(choices), "passage": passage})
+    except Malformed as error:
+        raise InputError(f"the question cannot be used: {error}") from None
+    if candidate.flaw is not None:
+        raise InputError(f"the question cannot be used: {candidate.flaw}; give a question and two choices or more")
+    if len(set(candidate.item.options)) < len(candidate.item.options):
+        raise InputError(f"two choices are equal: {', '.join(map(repr, choices))}; give each once")
+    return candidate.item
 
 
 def read_own(values: Mapping[str, Any]) -> Candidate:

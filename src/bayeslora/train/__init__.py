@@ -1,5 +1,47 @@
-"""Training: a mixin that turns transformers' ``Trainer`` (or TRL's) into one that maximises the ELBO."""
+"""Training: runs from settings to result, and a mixin that makes transformers' ``Trainer`` (or TRL's) maximise the ELBO."""
 
-from bayeslora.train.trainer import BayesLoraTrainer, BayesLoraTrainerMixin
+from __future__ import annotations
 
-__all__ = ["BayesLoraTrainer", "BayesLoraTrainerMixin"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from bayeslora.train.config import (
+    AdapterConfig,
+    DataConfig,
+    ModelConfig,
+    PredictionConfig,
+    RunConfig,
+    TrainingConfig,
+    resolve,
+)
+
+if TYPE_CHECKING:
+    from bayeslora.train.run import Place, train
+    from bayeslora.train.trainer import BayesLoraTrainer, BayesLoraTrainerMixin
+
+__all__ = [
+    "AdapterConfig",
+    "BayesLoraTrainer",
+    "BayesLoraTrainerMixin",
+    "DataConfig",
+    "ModelConfig",
+    "Place",
+    "PredictionConfig",
+    "RunConfig",
+    "TrainingConfig",
+    "resolve",
+    "train",
+]
+
+_HOMES = {
+    "BayesLoraTrainer": "bayeslora.train.trainer",
+    "BayesLoraTrainerMixin": "bayeslora.train.trainer",
+    "Place": "bayeslora.train.run",
+    "train": "bayeslora.train.run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'bayeslora.train' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,44 @@
+"""Files that are there whole or not at all: written beside their place, flushed to disk, then renamed into it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to, which takes the place of ``path`` when the block ends well.
+
+    A process that dies inside leaves the old file as it was, and a ``.partial`` one that the next attempt overwrites.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        yield partial
+        _flush(partial)
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    _flush(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file."""
+    with replacing(path) as partial:
+        partial.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file, or the names in a directory, are on the disk."""
+    if os.name == "nt" and path.is_dir():
+        return  # directories cannot be opened there
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

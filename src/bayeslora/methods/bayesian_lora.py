@@ -1,0 +1,19 @@
+"""Bayesian-LoRA: inducing matrices, a flow and conditional noise, trained on the ELBO (methods card 13)."""
+
+from dataclasses import asdict
+
+from bayeslora.methods.base import PAPER, Method, Preset
+from bayeslora.posterior import InducingConfig
+
+METHOD = Method(
+    name="bayesian-lora",
+    description="a distribution over the factors: inducing matrices, a flow and conditional noise",
+    posterior="inducing",
+    presets={
+        "default": Preset(training={"learning_rate": 2e-3}),
+        "paper": Preset(
+            settings=asdict(InducingConfig.preset("paper")),
+            training={**PAPER, "kl_scaling": "paper", "rate_multipliers": {}},
+        ),
+    },
+)

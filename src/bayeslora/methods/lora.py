@@ -1,0 +1,13 @@
+"""LoRA: a point estimate, the baseline of every comparison (methods card 1)."""
+
+from bayeslora.methods.base import PAPER, Method, Preset
+
+METHOD = Method(
+    name="lora",
+    description="one pair of factors per layer, trained by maximum likelihood",
+    posterior="point",
+    presets={
+        "default": Preset(training={"learning_rate": 7e-4}),
+        "paper": Preset(training=PAPER),
+    },
+)

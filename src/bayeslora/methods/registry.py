@@ -1,0 +1,24 @@
+"""The methods by name. A new one is a file and a line here."""
+
+from __future__ import annotations
+
+from bayeslora.errors import InputError, did_you_mean
+from bayeslora.methods import bayesian_lora, lora
+from bayeslora.methods.base import Method, Preset
+
+METHODS: dict[str, Method] = {module.METHOD.name: module.METHOD for module in (lora, bayesian_lora)}
+
+
+def find_method(name: str) -> Method:
+    """A method by name."""
+    if name not in METHODS:
+        raise InputError(f"unknown method {name!r}{did_you_mean(name, METHODS)}; choose {', '.join(METHODS)}")
+    return METHODS[name]
+
+
+def find_preset(method: Method, name: str) -> Preset:
+    """One of the method's presets by name."""
+    if name not in method.presets:
+        hint = did_you_mean(name, method.presets)
+        raise InputError(f"method {method.name!r} has no preset {name!r}{hint}; choose {', '.join(method.presets)}")
+    return method.presets[name]

@@ -1,0 +1,116 @@
+"""Predictions of many questions: their distributions, their metrics, and the file they are kept in."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bayeslora import metrics
+from bayeslora.errors import InputError
+from bayeslora.files import replacing
+from bayeslora.tasks import Item, distance_to_truth, require_gold, truth_entropy
+
+INTERVALS = {"acc": metrics.accuracy, "nll": metrics.nll, "ece": metrics.ece, "brier": metrics.brier}
+"""Metrics that get a bootstrap interval."""
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What was predicted for ``N`` questions.
+
+    Attributes:
+        items: the questions.
+        probabilities: ``[N, O]``, averaged over the draws; 0 where a question has no such option.
+        choices: ``[N]``, the option taken for the answer.
+        draws: ``[n, N, O]``, the distributions that were averaged.
+    """
+
+    items: tuple[Item, ...]
+    probabilities: NDArray[np.float64]
+    choices: NDArray[np.int64]
+    draws: NDArray[np.float64] | None = None
+
+    def metrics(self) -> dict[str, float]:
+        """All metrics as fractions (NLL and entropies in nats); the questions must have answers."""
+        gold = np.array(require_gold(self.items))
+        p = self.probabilities
+        correct = self.choices == gold
+        confidence = p.max(axis=1)
+        figures = {
+            "acc": float(correct.mean()),
+            "nll": metrics.nll(p, gold),
+            "ece": metrics.ece(p, gold),
+            "brier": metrics.brier(p, gold),
+            "adaptive_ece": metrics.adaptive_ece(p, gold),
+            "classwise_ece": metrics.classwise_ece(p, gold, present=self.present),
+            "mce": metrics.reliability_bins(p, gold).mce,
+            "aurc": metrics.aurc(confidence, correct),
+            "confidence": float(confidence.mean()),
+            "entropy": float(metrics.entropy(p).mean()),
+        }
+        if self.draws is not None:
+            figures["epistemic"] = float(metrics.entropy_split(self.draws).epistemic.mean())
+        if all(item.probabilities is not None for item in self.items):
+            figures["distance_to_truth"] = distance_to_truth(p.tolist(), self.items)
+            figures["truth_entropy"] = truth_entropy(self.items)
+        return figures
+
+    def intervals(self) -> dict[str, dict[str, float]]:
+        """95 % bootstrap intervals of the main metrics."""
+        gold = np.array(require_gold(self.items))
+        return {
+            name: asdict(metrics.bootstrap_interval(metric, self.probabilities, gold))
+            for name, metric in INTERVALS.items()
+        }
+
+    @property
+    def present(self) -> NDArray[np.bool_]:
+        """``[N, O]``, which options exist."""
+        counts = np.array([[len(item.options)] for item in self.items])
+        return np.arange(self.probabilities.shape[1]) < counts
+
+    def write(self, path: Path) -> None:
+        """Write one JSON line per question, compressed; the same predictions give the same bytes."""
+        rows = zip(self.items, self.probabilities, self.choices, strict=True)
+        lines = "".join(
+            json.dumps(
+                {
+                    "id": item.id,
+                    "probabilities": row[: len(item.options)].tolist(),
+                    "choice": int(choice),
+                    "gold": item.gold,
+                },
+                ensure_ascii=False,
+            )
+            + "\n"
+            for item, row, choice in rows
+        )
+        with replacing(path) as partial:
+            partial.write_bytes(gzip.compress(lines.encode(), mtime=0))
+
+
+def read_predictions(path: Path) -> tuple[list[str], NDArray[np.float64], NDArray[np.int64]]:
+    """Ids, probabilities ``[N, O]`` and right answers of a file of predictions, for computing any metric again."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as lines:
+            records = [json.loads(line) for line in lines]
+        ids = [record["id"] for record in records]
+        rows: Sequence[Sequence[float]] = [record["probabilities"] for record in records]
+        gold = np.array([record["gold"] for record in records], dtype=np.int64)
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: is no complete file of predictions with answers ({error})") from error
+    probabilities = np.zeros((len(rows), max(map(len, rows), default=0)))
+    for row, values in zip(probabilities, rows, strict=True):
+        row[: len(values)] = values
+    return ids, probabilities, gold
+
+
+def main_metrics(figures: Mapping[str, float]) -> dict[str, float]:
+    """The three that are told while a run goes on."""
+    return {name: figures[name] for name in ("acc", "nll", "ece")}

@@ -1,0 +1,78 @@
+"""From questions to predictions, with everything between: tokens, draws, averaging, calibration, the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bayeslora.errors import InputError
+from bayeslora.predict.calibrate import Calibration
+from bayeslora.predict.choose import choose_options
+from bayeslora.predict.mc import average_draws
+from bayeslora.predict.predictions import Predictions
+from bayeslora.predict.scorer import DrawScores, Scorer, score_questions
+from bayeslora.tasks import EncodedItem, Item, Scoring, continuations, encode_items
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Predicts the answers of questions.
+
+    Attributes:
+        scorer: scores options with the adapted model.
+        tokenizer: of the model.
+        scoring: what answers a question, the option's text or its letter.
+        max_tokens: of a prompt with an option.
+        samples: draws of the weights that are averaged; 0 uses the posterior mean.
+        seed: of the draws.
+        batch_tokens: computed at once.
+        calibration: temperature and threshold, as fitted on held-out data.
+    """
+
+    scorer: Scorer
+    tokenizer: PreTrainedTokenizerBase
+    scoring: Scoring = "text"
+    max_tokens: int = 1024
+    samples: int = 4
+    seed: int = 0
+    batch_tokens: int = 16384
+    calibration: Calibration = field(default_factory=Calibration)
+
+    def __call__(
+        self,
+        items: Sequence[Item],
+        encoded: Sequence[EncodedItem] | None = None,
+        advance: Callable[[int, int], None] | None = None,
+    ) -> Predictions:
+        """Predictions of the questions, in their order. ``encoded`` saves encoding them again."""
+        if not items:
+            raise InputError("there are no questions to predict; give at least one")
+        encoded = self.encode(items) if encoded is None else encoded
+        scores = self.score(encoded, advance)
+        predictive = self.calibration.apply(scores.predictive)
+        totals = average_draws(scores.totals).numpy()
+        texts = [continuations(item, self.scoring) for item in items]
+        choices = np.array(choose_options(predictive, totals, texts))
+        draws = scores.log_probabilities.exp().numpy()
+        return Predictions(tuple(items), np.exp(predictive), choices, draws)
+
+    def score(self, encoded: Sequence[EncodedItem], advance: Callable[[int, int], None] | None = None) -> DrawScores:
+        """Scores of the questions under every draw, before calibration."""
+        return score_questions(
+            self.scorer,
+            encoded,
+            samples=self.samples,
+            seed=self.seed,
+            batch_tokens=self.batch_tokens,
+            advance=advance,
+        )
+
+    def encode(self, items: Sequence[Item]) -> list[EncodedItem]:
+        """The questions as token ids."""
+        return encode_items(items, self.tokenizer, self.scoring, self.max_tokens)

@@ -1,0 +1,169 @@
+"""The frozen layers below the first adapted one, computed once per question.
+
+If only the uppermost layers are adapted, everything below them gives the same output at every epoch, for every draw and
+for every method. That output is kept, and the upper layers start from it: exact, since they see what they would have
+computed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayeslora.adapter.holder import ATTRIBUTE, PosteriorHolder, find_holder
+from bayeslora.errors import InputError
+from bayeslora.predict.options import Encoded, OptionScores, PackedBatch, pack, packed_logits, score_options
+from bayeslora.predict.scorer import Scorer
+
+_LAYER = re.compile(r"^(?P<list>.+?)\.(?P<index>\d+)\.")
+
+Key = tuple[tuple[int, ...], ...]
+
+
+class TrunkCache:
+    """What the layers below a cut gave for the questions seen so far; good for all adapters above the same cut."""
+
+    def __init__(self) -> None:
+        self.states: dict[Key, Tensor] = {}
+        self.cut: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+
+class TrunkScorer(Scorer):
+    """A scorer that computes the frozen trunk once per question.
+
+    Args:
+        model: a model whose adapters sit in its upper layers only.
+        pad_id: token that fills batches up.
+        cache: filled by earlier scorers of the same base model with the same cut, if any.
+    """
+
+    def __init__(self, model: nn.Module, pad_id: int = 0, cache: TrunkCache | None = None) -> None:
+        super().__init__(model, pad_id)
+        self._root = _root(model)
+        self._parent, self._name, self._cut = _find_cut(self._root, find_holder(model))
+        self._layers: nn.ModuleList = getattr(self._parent, self._name)
+        self._upper = nn.ModuleList(list(self._layers)[self._cut :])
+        self._lower = nn.ModuleList(list(self._layers)[: self._cut + 1])
+        self._cache = TrunkCache() if cache is None else cache
+        if self._cache.cut not in (None, self._cut):
+            raise InputError(
+                f"the trunk was kept for {self._cache.cut} layers and this adapter has {self._cut} below it; "
+                "adapt the same layers, or keep them apart"
+            )
+        self._cache.cut = self._cut
+        self._checked = False
+
+    def __call__(self, items: Sequence[Encoded], draws: int = 1) -> OptionScores:
+        """As :meth:`Scorer.__call__`, from the kept output of the trunk."""
+        batch = pack(items, self.pad_id).to(self.device)
+        self._check(items[:1])
+        states = self._states(items, batch).repeat(draws, 1, 1)
+        with self._only(self._upper):
+            return score_options(self.model, batch.repeat(draws), states)
+
+    def _states(self, items: Sequence[Encoded], batch: PackedBatch) -> Tensor:
+        """The trunk's output ``[B, T, d]`` in the layout of the batch; padding is zero, as nothing sees it."""
+        missing = list({_key(item): item for item in items if _key(item) not in self._cache.states}.values())
+        if missing:
+            self._fill(missing)
+        kept = [self._cache.states[_key(item)] for item in items]
+        states = torch.zeros((*batch.input_ids.shape, kept[0].shape[-1]), dtype=kept[0].dtype, device=self.device)
+        prompt_width = batch.input_ids.shape[1] - batch.source.shape[1]
+        for row, (item, own) in enumerate(zip(items, kept, strict=True)):
+            start = prompt_width - len(item.prompt_ids)
+            states[row, start : start + len(own)] = own.to(self.device, non_blocking=True)
+        return states
+
+    @torch.no_grad()
+    def _fill(self, items: Sequence[Encoded]) -> None:
+        batch = pack(items, self.pad_id).to(self.device)
+        prompt_width = batch.input_ids.shape[1] - batch.source.shape[1]
+        states = self._compute(batch)
+        for row, item in enumerate(items):
+            start, length = prompt_width - len(item.prompt_ids), len(item.prompt_ids) + sum(map(len, item.option_ids))
+            self._cache.states[_key(item)] = states[row, start : start + length].cpu()
+
+    def _compute(self, batch: PackedBatch) -> Tensor:
+        """What enters the first adapted layer. That layer is run too, as the one whose input can be had."""
+        seen: list[Tensor] = []
+
+        def keep(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            seen.append(args[0] if args else kwargs["hidden_states"])
+
+        training = self.model.training
+        holder = find_holder(self.model)
+        handle = self._layers[self._cut].register_forward_pre_hook(keep, with_kwargs=True)
+        self.model.eval()
+        try:
+            with self._only(self._lower), holder.restoring():
+                holder.deterministic()
+                packed_logits(self.model, batch)
+        finally:
+            handle.remove()
+            self.model.train(training)
+        return seen[0]
+
+    @contextmanager
+    def _only(self, layers: nn.ModuleList) -> Iterator[None]:
+        """Inside the block the model consists of these layers."""
+        setattr(self._parent, self._name, layers)
+        try:
+            yield
+        finally:
+            setattr(self._parent, self._name, self._layers)
+
+    @torch.no_grad()
+    def _check(self, items: Sequence[Encoded]) -> None:
+        """Refuse architectures that do more to embeddings than hand them to their layers, by trying it once."""
+        if self._checked:
+            return
+        training, holder = self.model.training, find_holder(self.model)
+        self.model.eval()
+        batch = pack(items, self.pad_id).to(self.device)
+        with holder.restoring():
+            holder.deterministic()
+            whole = packed_logits(self.model, batch)
+            states = self._states(items, batch)
+            with self._only(self._upper):
+                split = packed_logits(self.model, batch, states)
+        self.model.train(training)
+        tolerance = 1e-3 if states.dtype == torch.float32 else 0.1
+        if not torch.allclose(whole, split, atol=tolerance, rtol=tolerance):
+            raise InputError(
+                f"the trunk of a {type(self._root).__name__} cannot be kept: its layers do not begin with the embeddings "
+                "as they are; leave --cache-trunk out"
+            )
+        self._checked = True
+
+
+def _root(model: nn.Module) -> nn.Module:
+    """The base model, which the names of adapted layers start from."""
+    return next(module for module in model.modules() if ATTRIBUTE in module._modules)
+
+
+def _find_cut(root: nn.Module, holder: PosteriorHolder) -> tuple[nn.Module, str, int]:
+    """Where the list of layers hangs, under which name, and the index of the first adapted one."""
+    names = [layer.name for adapter in holder.active for layer in holder.posterior(adapter).layers]
+    found = [match for name in names if (match := _LAYER.match(name))]
+    lists = {match["list"] for match in found}
+    if len(lists) != 1:
+        raise InputError(
+            f"cannot tell the trunk from the adapted layers {', '.join(names[:3])}, ...; leave --cache-trunk out"
+        )
+    cut = min(int(match["index"]) for match in found)
+    if cut == 0:
+        raise InputError("the lowest layer is adapted, so there is no trunk to keep; use --layers last:K as well")
+    parent, _, name = lists.pop().rpartition(".")
+    return root.get_submodule(parent), name, cut
+
+
+def _key(item: Encoded) -> Key:
+    return (tuple(item.prompt_ids), *map(tuple, item.option_ids))

@@ -1,0 +1,1 @@
+"""Studies: several runs and what they show together."""

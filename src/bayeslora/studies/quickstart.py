@@ -1,0 +1,96 @@
+"""The whole job in minutes on two slow CPU cores: SmolLM2 and the embedded task, LoRA beside Bayesian-LoRA.
+
+It is cheap by design: short prompts that options share, adapters in the upper layers only, and the frozen layers below
+them computed once for every epoch, both methods and all draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bayeslora.models import load_model
+from bayeslora.predict.predictions import read_predictions
+from bayeslora.predict.trunk import TrunkCache
+from bayeslora.progress import Reporter, Silent
+from bayeslora.report import reliability_figure
+from bayeslora.train.config import AdapterConfig, RunConfig, TrainingConfig
+from bayeslora.train.directory import RunDirectory
+from bayeslora.train.run import Place, train
+
+METHODS = ("lora", "bayesian-lora")
+COLUMNS = {"acc": "ACC", "nll": "NLL", "ece": "ECE", "distance_to_truth": "distance to truth"}
+
+
+@dataclass(frozen=True)
+class Quickstart:
+    """Both results by method, and what is told about them."""
+
+    results: dict[str, dict[str, Any]]
+    figure: Path
+    text: str
+
+
+def quickstart_config(method: str, seed: int) -> RunConfig:
+    """The run of one method; everything but the method is the same for both."""
+    return RunConfig(
+        model="smollm2",
+        task="urns",
+        method=method,
+        seed=seed,
+        adapter=AdapterConfig(layers="last:8"),
+        training=TrainingConfig(epochs=10, batch_size=16, eval_every=2, cache_trunk=True),
+    )
+
+
+def quickstart(
+    out: Path, *, device: str = "auto", seed: int = 0, force: bool = False, report: Reporter | None = None
+) -> Quickstart:
+    """Run both methods in ``out``, or go on where it was interrupted; draws the figure and writes the table."""
+    report = report or Silent()
+    place = Place(device=device, report=report, trunk=TrunkCache())
+    results = {}
+    for method in METHODS:
+        report.say(f"{method}:")
+        directory = out / method
+        if place.loaded is None and (force or not RunDirectory(directory).result.exists()):
+            place = replace(place, loaded=load_model("smollm2", device=device))
+        results[method] = train(quickstart_config(method, seed), directory, place, force=force)
+    figure = reliability_figure(
+        {method: read_predictions(out / method / "predictions.jsonl.gz")[1:] for method in METHODS},
+        out / "reliability.png",
+        title="SmolLM2-135M on draws from urns",
+    )
+    return Quickstart(results, figure, _describe(results, out, figure))
+
+
+def metrics_table(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """A row for each method, a column for each of the main metrics."""
+    width = max(map(len, results))
+    head = f"{'':{width}}  " + "  ".join(f"{title:>6}" for title in COLUMNS.values())
+    rows = [
+        f"{method:{width}}  "
+        + "  ".join(f"{result['metrics'][name]:{max(6, len(title))}.3f}" for name, title in COLUMNS.items())
+        for method, result in results.items()
+    ]
+    return "\n".join([head, *rows])
+
+
+def _describe(results: Mapping[str, Mapping[str, Any]], out: Path, figure: Path) -> str:
+    truth = next(iter(results.values()))["metrics"]["truth_entropy"]
+    questions = next(iter(results.values()))["counts"]["test"]["questions"]
+    run = out / "bayesian-lora"
+    return f"""
+SmolLM2-135M, {questions} urns that neither method has seen (the least NLL that can be expected of anybody is {truth:.3f}):
+
+{metrics_table(results)}
+
+figure    {figure}
+adapters  {", ".join(str(out / method / "adapter") for method in results)}
+
+Next:
+  bayeslora predict {run} --question "A bag holds 2 red and 7 blue balls. One is drawn. Its color is" --choice red --choice blue
+  bayeslora calibrate {run} --coverage 0.5     let it keep quiet when it is not sure
+  bayeslora train --model smollm2 --task your-questions.jsonl --layers last:8 --cache-trunk --out my-run"""

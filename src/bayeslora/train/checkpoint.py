@@ -1,0 +1,101 @@
+"""The state of a training run in one safetensors file, which is there whole or not at all.
+
+Tensors carry where they belong in their names; counters and history are JSON in the file's header. Everything random is
+a function of the seed and the step, so there are no generators to save.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from bayeslora.errors import InputError
+from bayeslora.files import replacing
+
+VERSION = 1
+
+
+@dataclass
+class TrainingState:
+    """How far a run has come.
+
+    Attributes:
+        step: optimiser steps done.
+        best_nll: least validation NLL so far.
+        best: the parameters that reached it, by name.
+        waited: evaluations since then.
+        stopped: whether training ended early.
+        history: one record per evaluation.
+        train_nll: sum over the questions of the present epoch, and their number.
+        seconds: time spent in training, over all attempts.
+    """
+
+    step: int = 0
+    best_nll: float | None = None
+    best: dict[str, Tensor] = field(default_factory=dict)
+    waited: int = 0
+    stopped: bool = False
+    history: list[dict[str, Any]] = field(default_factory=list)
+    train_nll: tuple[float, int] = (0.0, 0)
+    seconds: float = 0.0
+
+
+def save_checkpoint(
+    path: Path, state: TrainingState, parameters: Mapping[str, nn.Parameter], optimiser: torch.optim.Optimizer, run: str
+) -> None:
+    """Write the state of a run; ``run`` tells it from other runs."""
+    tensors = {f"parameter.{name}": parameter.detach() for name, parameter in parameters.items()}
+    tensors |= {f"best.{name}": value for name, value in state.best.items()}
+    for name, parameter in parameters.items():
+        for key, value in optimiser.state.get(parameter, {}).items():
+            tensors[f"optimiser.{key}.{name}"] = torch.as_tensor(value)
+    counters = {key: value for key, value in asdict(_without_tensors(state)).items() if key != "best"}
+    header = {"version": str(VERSION), "run": run, "state": json.dumps(counters)}
+    with replacing(path) as partial:
+        save_file({name: value.cpu().contiguous() for name, value in tensors.items()}, partial, metadata=header)
+
+
+def load_checkpoint(
+    path: Path, parameters: Mapping[str, nn.Parameter], optimiser: torch.optim.Optimizer, run: str
+) -> TrainingState:
+    """Bring parameters and optimiser back to where the file says; returns the rest of the state."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            if header.get("version") != str(VERSION) or header.get("run") != run:
+                raise InputError(f"{path}: is a checkpoint of another run or version; remove it, or use --force")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise InputError(f"{path}: cannot be read ({error}); remove it, or use --force to begin anew") from error
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[f"parameter.{name}"])
+    _restore_optimiser(optimiser, parameters, tensors)
+    state = TrainingState(**json.loads(header["state"]))
+    state.train_nll = tuple(state.train_nll)  # type: ignore[assignment]
+    state.best = {name.removeprefix("best."): value for name, value in tensors.items() if name.startswith("best.")}
+    return state
+
+
+def _restore_optimiser(
+    optimiser: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
+) -> None:
+    for name, value in tensors.items():
+        if name.startswith("optimiser."):
+            _, key, owner = name.split(".", 2)
+            parameter = parameters[owner]
+            # AdamW keeps its step count on the CPU
+            optimiser.state[parameter][key] = value if key == "step" else value.to(parameter.device)
+
+
+def _without_tensors(state: TrainingState) -> TrainingState:
+    """A shallow copy that ``asdict`` does not copy tensors of."""
+    return TrainingState(**{**vars(state), "best": {}})

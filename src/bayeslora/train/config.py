@@ -1,0 +1,308 @@
+"""Everything that decides how a run comes out, as a tree of dataclasses that is checked when it is made.
+
+What is left at ``None`` is filled in by :func:`resolve` from the method's preset; the resolved tree is saved with the
+result. Where things are (data, device) and how they are told is not part of it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Annotated, Any, Literal
+
+from tyro.constructors import PrimitiveConstructorSpec
+
+from bayeslora.errors import InputError, did_you_mean
+
+Schedule = Literal["linear", "cosine", "multistep", "constant"]
+
+
+def _parse_pairs(words: list[str]) -> dict[str, Any]:
+    """``name=value`` pairs; a value is JSON (``0.1``, ``true``, ``null``) or else text."""
+    pairs = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise ValueError(f"{word!r} is not NAME=VALUE")
+        try:
+            pairs[name] = json.loads(value)
+        except json.JSONDecodeError:
+            pairs[name] = value
+    return pairs
+
+
+_Pairs = PrimitiveConstructorSpec(
+    nargs="*",
+    metavar="[NAME=VALUE ...]",
+    instance_from_str=_parse_pairs,
+    is_instance=lambda value: value is None or isinstance(value, Mapping),
+    str_from_instance=lambda value: [f"{name}={json.dumps(it)}" for name, it in (value or {}).items()],
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Questions and how they are asked."""
+
+    scoring: Literal["text", "letter"] = "text"
+    """What answers a question: the option's text (length-normalised), or its letter. Small models need text."""
+    max_tokens: int = 1024
+    """Longest prompt with an option, in tokens. Only a passage is ever cut, from the left."""
+    max_train: int | None = None
+    """Use that many training questions only, chosen by the seed."""
+
+    def __post_init__(self) -> None:
+        _at_least("max_tokens", self.max_tokens, 2)
+        if self.max_train is not None:
+            _at_least("max_train", self.max_train, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """How the base model is loaded."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Precision of the frozen model; auto is bfloat16 on CUDA and float32 elsewhere. Adapters are float32 always."""
+    bits: Literal[4, 8] | None = None
+    """Quantise the frozen model while loading (needs bitsandbytes)."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub model."""
+    trust_remote_code: bool = False
+    """Run code that the model's repository brings along."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig:
+    """Where the adapter sits and what it is."""
+
+    rank: int = 8
+    """Rank of the update."""
+    alpha: float = 16.0
+    """The update is multiplied by alpha / rank."""
+    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    """Modules to adapt, by name. The paper adapts q_proj k_proj lm_head."""
+    layers: str = "all"
+    """Transformer layers to adapt: all, or last:K."""
+    settings: Annotated[Mapping[str, Any], _Pairs] = field(default_factory=dict)
+    """Settings of the posterior that differ from the preset, such as flow_depth=0 init_sd_u=0.1."""
+
+    def __post_init__(self) -> None:
+        _at_least("rank", self.rank, 1)
+        _positive("alpha", self.alpha)
+        if not self.targets:
+            raise InputError("targets is empty; name at least one module, such as q_proj")
+        self.last_layers()
+
+    def last_layers(self) -> int | None:
+        """How many of the uppermost layers are adapted; nothing means all."""
+        if self.layers == "all":
+            return None
+        word, _, count = self.layers.partition(":")
+        if word != "last" or not count.isdecimal() or int(count) < 1:
+            raise InputError(f"layers is {self.layers!r}; give 'all' or 'last:K' with K of at least 1")
+        return int(count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """How the posterior is fitted. Defaults that are not shown are the method's."""
+
+    epochs: int | None = None
+    """Passes over the training questions."""
+    batch_size: int | None = None
+    """Questions per step."""
+    micro_batch: int | None = None
+    """Questions computed at once, to save memory; the step stays the same but for its noise."""
+    learning_rate: float | None = None
+    """Learning rate of AdamW."""
+    rate_multipliers: Annotated[Mapping[str, float] | None, _Pairs] = None
+    """Learning rates of kinds of parameters relative to learning_rate, such as flow=0.1."""
+    weight_decay: float | None = None
+    """Weight decay of point estimates; a posterior is never decayed."""
+    schedule: Schedule | None = None
+    """How the learning rate falls."""
+    warmup: float | None = None
+    """Share of the steps in which the learning rate rises."""
+    milestones: tuple[int, ...] | None = None
+    """Epochs after which schedule multistep divides the learning rate by 10."""
+    label_smoothing: float | None = None
+    """Share of the target that is spread over the options."""
+    kl_scaling: Literal["elbo", "paper"] | None = None
+    """Weight of the KL: elbo is kl_beta / N, paper is 0.2 / steps per epoch."""
+    kl_beta: float | None = None
+    """Multiplier of the KL's weight."""
+    kl_warmup: float | None = None
+    """Share of the steps in which the KL's weight rises from zero."""
+    draws: int | None = None
+    """Weight draws per step."""
+    clip: float = 1.0
+    """Bound of the gradient's norm, for weights and for posterior scales apart."""
+    eval_every: int = 1
+    """Epochs between two evaluations on the validation split."""
+    patience: int = 2
+    """Evaluations without a better validation NLL after which training stops, keeping the best; 0 never stops and
+    keeps the last."""
+    cache_trunk: bool = False
+    """Compute the frozen layers below the adapter once and keep their output: exact, and fast if layers is last:K."""
+    gradient_checkpointing: bool = False
+    """Save memory by computing activations twice."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "micro_batch", "draws"):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 1)
+        for name in ("weight_decay", "kl_beta"):
+            if getattr(self, name) is not None:
+                _not_negative(name, getattr(self, name))
+        for name in ("warmup", "label_smoothing", "kl_warmup"):
+            if getattr(self, name) is not None:
+                _share(name, getattr(self, name))
+        if self.learning_rate is not None:
+            _positive("learning_rate", self.learning_rate)
+        _positive("clip", self.clip)
+        _at_least("eval_every", self.eval_every, 1)
+        _at_least("patience", self.patience, 0)
+        for kind, rate in (self.rate_multipliers or {}).items():
+            _not_negative(f"rate_multipliers {kind}", rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionConfig:
+    """How predictions are made."""
+
+    samples: int = 4
+    """Weight draws whose probabilities are averaged; 0 uses the posterior mean."""
+    batch_tokens: int = 16384
+    """Tokens computed at once, draws included."""
+
+    def __post_init__(self) -> None:
+        _at_least("samples", self.samples, 0)
+        _at_least("batch_tokens", self.batch_tokens, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One run: a method on a task with a model."""
+
+    model: str
+    """smollm2, a directory, or a hub id such as org/model."""
+    task: str
+    """A task (see bayeslora tasks), or the path of your own questions: a file of JSON lines, or a directory of splits."""
+    method: str = "bayesian-lora"
+    """How to be uncertain (see bayeslora methods)."""
+    preset: str = "default"
+    """The method's settings: default is what works, paper what was published."""
+    seed: int = 0
+    """Seed of everything random."""
+    data: DataConfig = field(default_factory=DataConfig)
+    loading: ModelConfig = field(default_factory=ModelConfig)
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    prediction: PredictionConfig = field(default_factory=PredictionConfig)
+
+    def __post_init__(self) -> None:
+        _not_negative("seed", self.seed)
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """The same run with everything filled in that the method's preset decides."""
+    from bayeslora.methods import find_method, find_preset
+    from bayeslora.methods.base import COMMON
+    from bayeslora.posterior.registry import POSTERIORS, posterior_config
+
+    method = find_method(config.method)
+    preset = find_preset(method, config.preset)
+    settings = {**preset.settings, **config.adapter.settings}
+    try:
+        posterior_config(method.posterior, settings)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"settings of method {method.name!r}: {error}") from error
+    posterior = POSTERIORS[method.posterior]
+    given = {name: value for name in _names(TrainingConfig) if (value := getattr(config.training, name)) is not None}
+    training = {"rate_multipliers": dict(posterior.rate_multipliers), **COMMON, **preset.training, **given}
+    _check_kinds(training["rate_multipliers"], {"weights", *posterior.parameter_kinds.values()})
+    return replace(
+        config,
+        adapter=replace(config.adapter, settings=settings),
+        training=TrainingConfig(**training),
+    )
+
+
+def to_dict(config: Any) -> Any:
+    """A tree of dataclasses as JSON can hold it."""
+    if is_dataclass(config) and not isinstance(config, type):
+        return {name: to_dict(getattr(config, name)) for name in _names(type(config))}
+    if isinstance(config, Mapping):
+        return {name: to_dict(value) for name, value in config.items()}
+    return list(config) if isinstance(config, tuple) else config
+
+
+def from_dict(values: Mapping[str, Any]) -> RunConfig:
+    """The tree that :func:`to_dict` wrote; unknown names are refused."""
+    parts = {f.name: f.default_factory for f in fields(RunConfig) if is_dataclass(f.default_factory)}
+    tree: dict[str, Any] = {}
+    for name, value in values.items():
+        _check_name(name, _names(RunConfig))
+        tree[name] = _part(parts[name], value) if name in parts else value
+    return RunConfig(**tree)
+
+
+def differences(mine: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """What two dictionaries of :func:`to_dict` differ in, one line each."""
+    left, right = flatten(mine), flatten(other)
+    names = [*left, *(name for name in right if name not in left)]
+    return [
+        f"{name} {left.get(name)!r} is {right.get(name)!r} there" for name in names if left.get(name) != right.get(name)
+    ]
+
+
+def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The leaves of the tree by their own names, which are unique. What only settings and multipliers hold is kept whole."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        nested = isinstance(value, Mapping) and name in {f.name for f in fields(RunConfig)}
+        flat.update(value if nested else {name: value})
+    return flat
+
+
+def _part(kind: Any, values: Mapping[str, Any]) -> Any:
+    for name in values:
+        _check_name(name, _names(kind))
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+def _names(kind: type) -> list[str]:
+    return [f.name for f in fields(kind)]
+
+
+def _check_name(name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        raise InputError(f"unknown setting {name!r}{did_you_mean(name, known)}; choose {', '.join(known)}")
+
+
+def _check_kinds(multipliers: Mapping[str, float], known: set[str]) -> None:
+    for kind in multipliers:
+        if kind not in known:
+            raise InputError(f"rate_multipliers has {kind!r}; this method's parameters are {', '.join(sorted(known))}")
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise InputError(f"{name} is {value}; give at least {least}")
+
+
+def _positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise InputError(f"{name} is {value}; give a positive number")
+
+
+def _not_negative(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise InputError(f"{name} is {value}; give a number of at least 0")
+
+
+def _share(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise InputError(f"{name} is {value}; give a share of at least 0 and below 1")

@@ -1,0 +1,134 @@
+"""The directory of a run: what lies where, and whose it is.
+
+======================  =====================================================
+``config.json``         the run with everything filled in; written first
+``checkpoint``          the state of training, until the run is done
+``adapter/``            the adapter, as PEFT saves it, with its calibration
+``predictions.jsonl.gz``  probabilities and answers of the reported split
+``result.json``         written last: a run with a result is done
+======================  =====================================================
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from bayeslora.errors import InputError
+from bayeslora.files import write_json
+from bayeslora.train.config import differences
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Names of everything in the directory of a run."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The run's settings."""
+        return self.path / "config.json"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The state of training."""
+        return self.path / "checkpoint.safetensors"
+
+    @property
+    def adapter(self) -> Path:
+        """The adapter, loadable with PEFT."""
+        return self.path / "adapter"
+
+    @property
+    def calibration(self) -> Path:
+        """What ``bayeslora calibrate`` found."""
+        return self.adapter / "calibration.json"
+
+    @property
+    def predictions(self) -> Path:
+        """Predictions on the reported split."""
+        return self.path / "predictions.jsonl.gz"
+
+    @property
+    def result(self) -> Path:
+        """The figures."""
+        return self.path / "result.json"
+
+    def claim(self, config: Mapping[str, Any], *, force: bool = False) -> None:
+        """Make the directory that of this run, or refuse if it is somebody else's.
+
+        Args:
+            config: the resolved run.
+            force: remove another run's files (and nothing else).
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        if force:
+            self._clear()
+        elif self.config.exists():
+            self._require_same(config)
+            return
+        elif strangers := self._strangers():
+            raise InputError(
+                f"{self.path}: is not empty ({strangers[0]}, ...) and holds no run; choose another directory, or use "
+                "--force to write into it"
+            )
+        write_json(self.config, config)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Inside the block no other process works on this run."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.path / ".lock")
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            raise InputError(f"{self.path}: another process is working on this run; wait for it") from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def read_config(self) -> dict[str, Any]:
+        """The resolved run, as it was saved."""
+        return _read_json(self.config, "train into this directory first, or give the directory of a run")
+
+    def read_result(self) -> dict[str, Any]:
+        """The result of a run that is done."""
+        return _read_json(self.result, "the run is not done; give the same command again to go on with it")
+
+    def _require_same(self, config: Mapping[str, Any]) -> None:
+        lines = differences(config, self.read_config())
+        if lines:
+            raise InputError(
+                f"{self.path}: holds another run ({'; '.join(lines[:3])}); choose another directory, or use --force to "
+                "replace it"
+            )
+
+    def _clear(self) -> None:
+        shutil.rmtree(self.adapter, ignore_errors=True)
+        for path in (self.result, self.predictions, self.checkpoint, self.config):
+            path.unlink(missing_ok=True)
+
+    def _strangers(self) -> list[str]:
+        own = (".lock", f"{self.config.name}.partial")
+        return sorted(path.name for path in self.path.iterdir() if path.name not in own)
+
+
+def _read_json(path: Path, advice: str) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; {advice}") from None
+    except ValueError as error:
+        raise InputError(f"{path}: is not valid JSON ({error}); restore it, or train again with --force") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{path}: holds no JSON object; restore it, or train again with --force")
+    return values

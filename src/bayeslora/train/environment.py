@@ -1,0 +1,61 @@
+"""Where a result was made: versions, device, commit, memory."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import bayeslora
+
+PACKAGES = ("torch", "transformers", "peft", "accelerate", "numpy", "safetensors")
+
+
+def describe_environment(device: torch.device) -> dict[str, Any]:
+    """Versions, machine and device."""
+    return {
+        "bayeslora": bayeslora.__version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def peak_memory(device: torch.device) -> int:
+    """Most bytes used so far: by tensors on a CUDA device, by the whole process elsewhere."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _commit() -> str | None:
+    """The commit of the package's source, marked if it was changed since; nothing for an installed package."""
+    source = Path(__file__).resolve().parents[3]
+    if not (source / ".git").exists():
+        return None
+    try:
+        commit = _git(source, "rev-parse", "HEAD")
+        return f"{commit}+changes" if _git(source, "status", "--porcelain", "--untracked-files=no") else commit
+    except (OSError, subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        return None
+
+
+def _git(source: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(source), *arguments], capture_output=True, text=True, check=True, timeout=10
+    )
+    return done.stdout.strip()

@@ -1,0 +1,249 @@
+"""The training loop: ELBO steps, evaluation, early stopping, checkpoints.
+
+Everything random in a step (order of questions, draws, dropout) follows from the seed and the step's number alone. So a
+run that was interrupted goes on from its checkpoint exactly as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayeslora.adapter.holder import PosteriorHolder, find_holder
+from bayeslora.predict.options import Encoded
+from bayeslora.predict.scorer import Scorer
+from bayeslora.progress import Reporter, Silent
+from bayeslora.train.checkpoint import TrainingState, load_checkpoint, save_checkpoint
+from bayeslora.train.config import TrainingConfig
+from bayeslora.train.errors import TrainingDiverged
+from bayeslora.train.objective import KLWeight, cross_entropy
+from bayeslora.train.optimise import clip_apart, parameter_groups, rate_factor
+from bayeslora.train.trackers import Log
+
+
+@dataclass(frozen=True)
+class Example:
+    """A question to learn from."""
+
+    id: str
+    encoded: Encoded
+    gold: int
+
+
+@dataclass
+class Fit:
+    """One training run.
+
+    Args:
+        scorer: scores questions with the adapted model.
+        examples: the training questions.
+        config: settings, with nothing left open.
+        seed: of everything random.
+        validate: evaluates the model as it is; must report ``nll``.
+        checkpoint: file in which the run's state is kept; nothing is kept without one.
+        checkpoint_seconds: time between two checkpoints.
+        run: tells this run from others that might have left a checkpoint there.
+        report: told how it goes.
+        log: told the figures of every step.
+    """
+
+    scorer: Scorer
+    examples: Sequence[Example]
+    config: TrainingConfig
+    seed: int
+    validate: Callable[[], Mapping[str, float]]
+    checkpoint: Path | None = None
+    checkpoint_seconds: float = 60.0
+    run: str = ""
+    report: Reporter = field(default_factory=Silent)
+    log: Log | None = None
+
+    def __post_init__(self) -> None:
+        self._model: nn.Module = self.scorer.model
+        self._holder: PosteriorHolder = find_holder(self._model)
+        self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+        self._optimiser = torch.optim.AdamW(self._groups())
+        self._rates = [group["lr"] for group in self._optimiser.param_groups]
+        self._kl_weight = KLWeight(self._given("kl_scaling"), self._given("kl_beta"), self._given("kl_warmup"))
+        self._batch_size: int = self._given("batch_size")
+        self._epochs: int = self._given("epochs")
+        self._draws: int = self._given("draws")
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimiser steps in one pass over the examples; the last batch may be small."""
+        return math.ceil(len(self.examples) / self._batch_size)
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps if training does not end early."""
+        return self.steps_per_epoch * self._epochs
+
+    def __call__(self) -> TrainingState:
+        """Train to the end, from the checkpoint if there is one. The model is left with the parameters to keep."""
+        state = self._resume()
+        clock, saved = time.monotonic() - state.seconds, time.monotonic()
+        advance = self.report.stage("training")
+        devices = [self.scorer.device] if self.scorer.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), self._holder.restoring():
+            while state.step < self.steps and not state.stopped:
+                advance(state.step, self.steps)
+                self._step(state)
+                ended = state.step % self.steps_per_epoch == 0
+                if ended:
+                    self._end_epoch(state)
+                state.seconds = time.monotonic() - clock
+                if ended or time.monotonic() - saved >= self.checkpoint_seconds:
+                    self._save(state)
+                    saved = time.monotonic()
+        advance(self.steps, self.steps)
+        self._keep_best(state)
+        self._model.eval()
+        return state
+
+    # One step -----------------------------------------------------------------------------------------------------
+
+    def _step(self, state: TrainingState) -> None:
+        self._model.train()
+        step = state.step
+        weight = self._kl_weight.at(step, self.steps, examples=len(self.examples), batch_size=self._batch_size)
+        examples = self._examples_of(step)
+        parts = list(_cut(examples, self.config.micro_batch or len(examples)))
+        self._set_rates(step)
+        self._optimiser.zero_grad()
+        nll, kls = 0.0, {"kl_inducing": 0.0, "kl_conditional": 0.0}
+        for index, part in enumerate(parts):
+            noise = torch.Generator(self.scorer.device).manual_seed(_mix(self.seed, step, index))
+            torch.manual_seed(_mix(self.seed, step, index))
+            self._holder.draw(self._draws, noise)
+            losses = self._losses(part)
+            kl = self._holder.kl()
+            loss = losses.sum() / (self._draws * len(examples)) + weight * kl.total / len(parts)
+            self._require_finite(loss, state, part)
+            loss.backward()
+            nll += losses.detach().sum().item() / self._draws
+            kls["kl_inducing"] += kl.inducing.item() / len(parts)
+            kls["kl_conditional"] += kl.conditional.item() / len(parts)
+        norm, scale_norm = clip_apart(self._optimiser.param_groups, self.config.clip)
+        self._require_finite(norm + scale_norm, state, examples)
+        self._optimiser.step()
+        state.step += 1
+        total, count = state.train_nll
+        state.train_nll = (total + nll, count + len(examples))
+        if self.log is not None:
+            rate = self._optimiser.param_groups[0]["lr"]
+            figures = {"nll": nll / len(examples), **kls, "kl_weight": weight, "learning_rate": rate}
+            self.log({f"train/{name}": value for name, value in figures.items()}, state.step)
+
+    def _losses(self, part: Sequence[Example]) -> Tensor:
+        """Cross-entropy of every question under every draw."""
+        scores = self.scorer([example.encoded for example in part], self._draws)
+        gold = torch.tensor([example.gold for example in part], device=scores.total.device).repeat(self._draws)
+        return cross_entropy(scores.log_probabilities, gold, scores.present, self._given("label_smoothing"))
+
+    def _examples_of(self, step: int) -> list[Example]:
+        """The batch of a step: every epoch has an order of its own."""
+        epoch, index = divmod(step, self.steps_per_epoch)
+        order = list(range(len(self.examples)))
+        random.Random(f"{self.seed} {epoch}").shuffle(order)
+        start = index * self._batch_size
+        return [self.examples[row] for row in order[start : start + self._batch_size]]
+
+    def _set_rates(self, step: int) -> None:
+        factor = rate_factor(
+            self._given("schedule"),
+            step,
+            steps=self.steps,
+            steps_per_epoch=self.steps_per_epoch,
+            warmup=self._given("warmup"),
+            milestones=self._given("milestones"),
+        )
+        for group, rate in zip(self._optimiser.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
+
+    def _require_finite(self, value: Tensor, state: TrainingState, examples: Sequence[Example]) -> None:
+        if not bool(torch.isfinite(value)):
+            names = ", ".join(example.id for example in examples[:3])
+            saved = self.checkpoint is not None and self.checkpoint.exists()
+            kept = f"the last good state is kept in {self.checkpoint}; " if saved else ""
+            raise TrainingDiverged(
+                f"the loss or its gradient is {value.item()} at step {state.step + 1} of {self.steps} "
+                f"(epoch {state.step // self.steps_per_epoch + 1}, questions {names}, ...); {kept}"
+                "try a lower learning rate"
+            )
+
+    # Evaluation -----------------------------------------------------------------------------------------------------
+
+    def _end_epoch(self, state: TrainingState) -> None:
+        epoch = state.step // self.steps_per_epoch
+        total, count = state.train_nll
+        state.train_nll = (0.0, 0)
+        if epoch % self.config.eval_every and epoch != self._epochs:
+            return
+        metrics = dict(self.validate())
+        state.history.append({"epoch": epoch, "step": state.step, "train_nll": total / count, "validation": metrics})
+        self.report.say(
+            f"epoch {epoch}/{self._epochs}: train nll {total / count:.4f}, validation "
+            + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        )
+        if self.log is not None:
+            self.log({f"validation/{name}": value for name, value in metrics.items()}, state.step)
+        self._note_best(state, metrics["nll"])
+
+    def _note_best(self, state: TrainingState, nll: float) -> None:
+        if self.config.patience == 0:
+            return
+        if state.best_nll is None or nll < state.best_nll:
+            state.best_nll, state.waited = nll, 0
+            state.best = {name: p.detach().cpu().clone() for name, p in self._parameters.items()}
+            return
+        state.waited += 1
+        state.stopped = state.waited >= self.config.patience
+        if state.stopped:
+            self.report.say(f"validation nll has not fallen for {state.waited} evaluations: training ends early")
+
+    @torch.no_grad()
+    def _keep_best(self, state: TrainingState) -> None:
+        for name, value in state.best.items():
+            self._parameters[name].copy_(value)
+
+    # State ----------------------------------------------------------------------------------------------------------
+
+    def _resume(self) -> TrainingState:
+        if self.checkpoint is None or not self.checkpoint.exists():
+            return TrainingState()
+        state = load_checkpoint(self.checkpoint, self._parameters, self._optimiser, self.run)
+        self.report.say(f"going on from step {state.step} of {self.steps}")
+        return state
+
+    def _save(self, state: TrainingState) -> None:
+        if self.checkpoint is not None:
+            save_checkpoint(self.checkpoint, state, self._parameters, self._optimiser, self.run)
+
+    def _groups(self) -> list[dict[str, Any]]:
+        rate, decay = self._given("learning_rate"), self._given("weight_decay")
+        return parameter_groups(self._model, rate, decay, self._given("rate_multipliers"))
+
+    def _given(self, name: str) -> Any:
+        value = getattr(self.config, name)
+        if value is None:
+            raise ValueError(f"training setting {name!r} is open; use bayeslora.train.resolve(config) first")
+        return value
+
+
+def _cut(examples: Sequence[Example], size: int) -> Iterator[Sequence[Example]]:
+    for start in range(0, len(examples), size):
+        yield examples[start : start + size]
+
+
+def _mix(*numbers: int) -> int:
+    """One seed from several numbers, different for each tuple of them."""
+    return random.Random(repr(numbers)).getrandbits(63)

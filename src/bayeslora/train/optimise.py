@@ -1,0 +1,81 @@
+"""What AdamW is told: groups of parameters, learning rates over time, and gradients clipped apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayeslora.adapter.holder import PosteriorHolder
+
+Schedule = Literal["linear", "cosine", "multistep", "constant"]
+
+
+def parameter_kinds(model: nn.Module) -> dict[str, str]:
+    """Every trainable parameter by name with its kind (see :meth:`Posterior.kind`)."""
+    kinds = {name: "weights" for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for path, holder in model.named_modules():
+        if isinstance(holder, PosteriorHolder):
+            for name in kinds:
+                adapter, _, tensor = name.removeprefix(f"{path}.bayeslora_posterior.").partition(".")
+                if name.startswith(f"{path}.") and tensor:
+                    kinds[name] = holder.posterior(adapter).kind(tensor)
+    return kinds
+
+
+def parameter_groups(
+    model: nn.Module, learning_rate: float, weight_decay: float, multipliers: Mapping[str, float]
+) -> list[dict[str, Any]]:
+    """Groups for an optimiser, one for each kind.
+
+    Only point estimates are decayed: decay would pull a posterior's scales away from what the KL asks for.
+    """
+    kinds, parameters = parameter_kinds(model), dict(model.named_parameters())
+    return [
+        {
+            "params": [parameters[name] for name, own in kinds.items() if own == kind],
+            "names": [name for name, own in kinds.items() if own == kind],
+            "kind": kind,
+            "lr": learning_rate * multipliers.get(kind, 1.0),
+            "weight_decay": weight_decay if kind == "weights" else 0.0,
+        }
+        for kind in dict.fromkeys(kinds.values())
+    ]
+
+
+def clip_apart(groups: Sequence[Mapping[str, Any]], bound: float) -> tuple[Tensor, Tensor]:
+    """Clip the gradient of posterior scales and that of everything else to the same norm, apart; returns both norms.
+
+    The KL's gradient on the scales is larger than the data's by orders of magnitude. Under one common norm it would
+    shrink the data's gradient to nothing.
+    """
+    scales = [p for group in groups if group["kind"] == "scale" for p in group["params"]]
+    others = [p for group in groups if group["kind"] != "scale" for p in group["params"]]
+    return _clip(others, bound), _clip(scales, bound)
+
+
+def _clip(parameters: Iterable[nn.Parameter], bound: float) -> Tensor:
+    return torch.nn.utils.clip_grad_norm_(list(parameters), bound)
+
+
+def rate_factor(
+    schedule: Schedule, step: int, *, steps: int, steps_per_epoch: int, warmup: float, milestones: Sequence[int]
+) -> float:
+    """Learning rate at a step, counted from 0, relative to its full value.
+
+    A pure function of the step, so that a resumed run needs no scheduler's state.
+    """
+    rising = math.ceil(warmup * steps)
+    if step < rising:
+        return (step + 1) / rising
+    done = (step - rising) / max(1, steps - rising)
+    if schedule == "linear":
+        return 1.0 - done
+    if schedule == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * done))
+    if schedule == "multistep":
+        return 0.1 ** sum(step >= epoch * steps_per_epoch for epoch in milestones)
+    return 1.0

@@ -1,0 +1,51 @@
+"""Figures of a run in the trackers people use (TensorBoard, Weights & Biases, MLflow, ...), through accelerate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bayeslora.errors import InputError, did_you_mean
+
+Log = Callable[[Mapping[str, float], int], None]
+
+
+@contextmanager
+def tracking(names: Sequence[str], directory: Path, config: Mapping[str, Any]) -> Iterator[Log | None]:
+    """A function that hands figures to these trackers, or nothing if there are none.
+
+    Args:
+        names: trackers, by accelerate's names.
+        directory: for those that write files.
+        config: settings of the run, told once.
+    """
+    if not names:
+        yield None
+        return
+    from accelerate import Accelerator
+
+    _require_installed(names)
+    accelerator = Accelerator(log_with=list(names), project_dir=directory, cpu=True)
+    accelerator.init_trackers("bayeslora", {name: _plain(value) for name, value in config.items()})
+    try:
+        yield lambda figures, step: accelerator.log(dict(figures), step=step)
+    finally:
+        accelerator.end_training()
+
+
+def _require_installed(names: Sequence[str]) -> None:
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+
+    known = list(LOGGER_TYPE_TO_CLASS)
+    installed = [kind.value for kind in get_available_trackers()]
+    for name in names:
+        if name not in known:
+            raise InputError(f"unknown tracker {name!r}{did_you_mean(name, known)}; choose {', '.join(known)}")
+        if name not in installed:
+            raise InputError(f"tracker {name!r} is not installed; run: pip install {name}")
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (int, float, str, bool)) else str(value)

@@ -1,0 +1,189 @@
+"""A trained run, ready for questions: predict, evaluate, calibrate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from peft import PeftModel
+
+from bayeslora.adapter import BayesLoraModel
+from bayeslora.errors import InputError
+from bayeslora.metrics import entropy_split
+from bayeslora.models import LoadedModel
+from bayeslora.predict.calibrate import Calibration, choose_scale, choose_threshold, fit_temperature
+from bayeslora.predict.predictions import Predictions, main_metrics
+from bayeslora.predict.predictor import Predictor
+from bayeslora.progress import Reporter, Silent
+from bayeslora.tasks import Item, load_task, make_item, require_gold
+from bayeslora.train.config import RunConfig, from_dict
+from bayeslora.train.directory import RunDirectory
+from bayeslora.train.run import load_base, make_predictor, make_scorer
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model thinks of one question.
+
+    Attributes:
+        answer: the chosen option, or nothing if the model is not sure enough.
+        confidence: probability of the most probable option.
+        choices: the options.
+        probabilities: of the options, averaged over the draws.
+        entropy: how unsure the model is, in nats.
+        epistemic: the part of it that more data could remove: how far the draws disagree.
+        abstains: whether the confidence is below the threshold that calibration chose.
+    """
+
+    answer: str | None
+    confidence: float
+    choices: tuple[str, ...]
+    probabilities: tuple[float, ...]
+    entropy: float
+    epistemic: float
+    abstains: bool
+
+
+@dataclass
+class TrainedModel:
+    """A trained run with its base model in memory; made by :func:`load_run`."""
+
+    directory: RunDirectory
+    config: RunConfig
+    loaded: LoadedModel
+    model: PeftModel
+    samples: int
+    calibration: Calibration
+    report: Reporter = field(default_factory=Silent)
+
+    def ask(self, question: str, choices: Sequence[str], passage: str = "") -> Answer:
+        """Answer one question."""
+        return self.answers(self.predict([make_item(question, choices, passage)]))[0]
+
+    def predict(self, items: Sequence[Item]) -> Predictions:
+        """Predictions of many questions, in their order."""
+        return self._predictor()(items, advance=self.report.stage("predicting"))
+
+    def answers(self, predictions: Predictions) -> list[Answer]:
+        """Predictions as answers, one by one."""
+        abstains = self.calibration.abstains(predictions.probabilities)
+        draws = predictions.probabilities[None] if predictions.draws is None else predictions.draws
+        split = entropy_split(draws)
+        return [
+            Answer(
+                answer=None if abstains[row] else item.options[predictions.choices[row]].strip(),
+                confidence=float(predictions.probabilities[row].max()),
+                choices=tuple(option.strip() for option in item.options),
+                probabilities=tuple(predictions.probabilities[row, : len(item.options)].tolist()),
+                entropy=float(split.total[row]),
+                epistemic=float(split.epistemic[row]),
+                abstains=bool(abstains[row]),
+            )
+            for row, item in enumerate(predictions.items)
+        ]
+
+    def evaluate(self, task: str | None = None, split: str = "test", data_dir: Path | None = None) -> Predictions:
+        """Predictions on a split of a task with answers, by default of the one it was trained on."""
+        items = load_task(task or self.config.task, data_dir).load(split).items
+        require_gold(items)
+        return self.predict(items)
+
+    def calibrate(
+        self,
+        task: str | None = None,
+        split: str = "validation",
+        data_dir: Path | None = None,
+        *,
+        error_rate: float | None = None,
+        coverage: float | None = None,
+    ) -> Calibration:
+        """Choose posterior scale, temperature and, for a wanted error rate or coverage, the threshold; keep them.
+
+        Everything is chosen on held-out questions: those of the validation split, unless told otherwise.
+        """
+        name = task or self.config.task
+        items = load_task(name, data_dir).load(split).items
+        require_gold(items)
+        kept = self._tuner.posterior_scale
+        try:
+            found = self._choose(items, error_rate, coverage)
+        except BaseException:
+            self._tuner.posterior_scale = kept
+            raise
+        self.calibration = replace(found, samples=self.samples, task=name, split=split)
+        self._keep_calibration()
+        return self.calibration
+
+    def _choose(self, items: Sequence[Item], error_rate: float | None, coverage: float | None) -> Calibration:
+        """Scale first, then temperature, then threshold: each changes what the next one sees."""
+        gold = np.array(require_gold(items))
+        predictor = replace(self._predictor(), calibration=Calibration())
+        encoded = predictor.encode(items)
+
+        def scores(scale: float) -> NDArray[np.float64]:
+            self._tuner.posterior_scale = scale
+            return predictor.score(encoded).predictive
+
+        self._tuner.posterior_scale = 1.0
+        before = predictor(items, encoded)
+        scale = 1.0
+        if before.draws is not None and len(before.draws) > 1:
+            scale = choose_scale(scores, gold, progress=self.report.stage("calibrating")).scale
+        found = Calibration(temperature=fit_temperature(scores(scale), gold), posterior_scale=scale)
+        after = replace(predictor, calibration=found)(items, encoded)
+        found = replace(found, before=main_metrics(before.metrics()), after=main_metrics(after.metrics()))
+        if error_rate is None and coverage is None:
+            return found
+        threshold = choose_threshold(after.probabilities, gold, error_rate=error_rate, coverage=coverage)
+        return replace(found, threshold=threshold.confidence, target=threshold.target)
+
+    @property
+    def _tuner(self) -> BayesLoraModel:
+        tuner = self.model.base_model
+        assert isinstance(tuner, BayesLoraModel)
+        return tuner
+
+    def _keep_calibration(self) -> None:
+        """Beside the adapter; the scale also where everybody who loads the adapter with PEFT gets it."""
+        self.calibration.save(self.directory.calibration)
+        self.model.peft_config["default"].save_pretrained(str(self.directory.adapter))
+
+    def _predictor(self) -> Predictor:
+        scorer = make_scorer(self.model, self.loaded, self.config, None)
+        predictor = make_predictor(scorer, self.loaded, self.config)
+        return replace(predictor, samples=self.samples, calibration=self.calibration)
+
+
+def load_run(
+    path: str | Path,
+    *,
+    device: str = "auto",
+    samples: int | None = None,
+    raw: bool = False,
+    report: Reporter | None = None,
+) -> TrainedModel:
+    """Load a trained run.
+
+    Args:
+        path: the run's directory.
+        device: as for :func:`bayeslora.load_model`.
+        samples: weight draws per prediction; the run's own number by default, 0 for the posterior mean.
+        raw: leave out what ``bayeslora calibrate`` found.
+        report: told how long work goes.
+    """
+    directory = RunDirectory(Path(path))
+    config = from_dict(directory.read_config())
+    if not (directory.adapter / "adapter_config.json").exists():
+        raise InputError(f"{directory.path}: has no adapter yet; give its train command again to go on with it")
+    loaded = load_base(config, device)
+    model: Any = PeftModel.from_pretrained(loaded.model, str(directory.adapter)).eval()
+    calibrated = not raw and directory.calibration.exists()
+    calibration = Calibration.load(directory.calibration) if calibrated else Calibration()
+    model.base_model.posterior_scale = calibration.posterior_scale
+    if samples is None:
+        samples = config.prediction.samples
+    return TrainedModel(directory, config, loaded, model, samples, calibration, report or Silent())
