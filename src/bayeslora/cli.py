@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import re
 import sys
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
@@ -22,9 +24,9 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppend
 from tyro.extras import SubcommandApp
 
 from bayeslora import __version__
-from bayeslora.errors import InputError
+from bayeslora.errors import InputError, did_you_mean
 from bayeslora.progress import reporter
-from bayeslora.train.config import RunConfig, flatten
+from bayeslora.train.config import RunConfig, flatten, to_dict
 
 if TYPE_CHECKING:
     from bayeslora.train.trained import TrainedModel
@@ -182,6 +184,8 @@ class Predict(_OfRun):
 
         if (self.question is None) == (self.input is None):
             raise InputError("give either --question with --choice, or --input FILE")
+        if self.input is not None and (self.choice or self.passage):
+            raise InputError("--choice and --passage belong to --question; with --input they are in the file")
         if self.input is not None:
             items: Sequence[Any] = read_items(self.input).items
         else:
@@ -317,12 +321,13 @@ class Models:
         """One line for each model."""
         from bayeslora.models.locate import BUILTINS
 
-        rows: list[dict[str, Any]] = [
+        rows = [
             {"name": name, "description": it.description, "installed": it.find() is not None, "install": it.install}
             for name, it in BUILTINS.items()
         ]
-        for row in rows:
-            row["state"] = "installed" if row["installed"] else f"not installed; run: {row['install']}"
+        if not self.json:
+            for row in rows:
+                row["state"] = "installed" if row["installed"] else f"not installed; run: {row['install']}"
         _print_rows(rows, "{name:{width}}  {description}  [{state}]", as_json=self.json)
 
 
@@ -388,14 +393,28 @@ def _run(arguments: Sequence[str]) -> int:
     from bayeslora.train.errors import TrainingDiverged
 
     try:
-        _parse(_with_config(arguments) or ["--help"]).run()
+        verb = _parse(_with_config(arguments) or ["--help"])
+        with _hushed() if getattr(verb, "quiet", False) else contextlib.nullcontext():
+            verb.run()
     except InputError as error:
         return _complain(error, 2)
-    except (OSError, TrainingDiverged) as error:
+    except (OSError, ArithmeticError, TrainingDiverged) as error:
         return _complain(error, 1)
     except KeyboardInterrupt:
         return _complain("interrupted", 130)
     return 0
+
+
+@contextlib.contextmanager
+def _hushed() -> Iterator[None]:
+    """Inside the block libraries print no warnings."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _with_config(arguments: Sequence[str]) -> list[str]:
@@ -403,6 +422,8 @@ def _with_config(arguments: Sequence[str]) -> list[str]:
     words = list(arguments)
     if words[:1] != ["train"] or not any(word.split("=")[0] == "--config" for word in words):
         return words
+    if sum(word.split("=")[0] == "--config" for word in words) > 1:
+        raise InputError("--config is given more than once; give one file, and what differs from it as options")
     at = next(k for k, word in enumerate(words) if word.split("=")[0] == "--config")
     if "=" not in words[at] and at + 1 == len(words):
         raise InputError("--config needs the path of a JSON file")
@@ -418,7 +439,10 @@ def _options(path: Path) -> Iterable[str]:
         raise InputError(f"{path}: cannot be read as JSON ({error}); give a file of settings") from error
     if not isinstance(values, dict):
         raise InputError(f'{path}: holds no JSON object; give settings such as {{"model": "smollm2"}}')
+    known = [*flatten(to_dict(RunConfig(model="", task=""))), *(f.name for f in fields(Train))]
     for name, value in flatten(values).items():
+        if name not in known or name in ("config", "experiment"):
+            raise InputError(f"{path}: unknown setting {name!r}{did_you_mean(name, known)}; see bayeslora train --help")
         option = f"--{name.replace('_', '-')}"
         if value is None or value is False:
             continue
@@ -445,13 +469,25 @@ def _parse(arguments: Sequence[str]) -> Verb:
             )
     except SystemExit as end:
         if end.code:
-            raise InputError(_one_line(complaint.getvalue())) from None
+            verb_help = " ".join(["bayeslora", *(word for word in arguments[:1] if word in VERBS), "--help"])
+            raise InputError(_one_line(complaint.getvalue()).replace("bayeslora --help", verb_help)) from None
         raise
     return verb
+
+
+_TYRO_WORDS = {
+    r"Error parsing __tyro-dummy-inner__\S*: ": "",
+    r"no type matching \{None\}\|(.+?) could be instantiated from (\[.*?\])\. Got errors: .*?;": r"\2 is not \1 ;",
+    r"invalid literal for int\(\) with base 10: ('.*?')": r"\1 is not INT",
+    r"could not convert string to float: ('.*?')": r"\1 is not FLOAT",
+}
+"""How tyro puts it, and how to say it without the names of its inner parts and of Python's."""
 
 
 def _one_line(box: str) -> str:
     """The text of a box without its title. A rule across it, of dashes where stdout is not UTF-8, becomes a semicolon."""
     rows = [row.strip("│╭╮╰╯ ") for row in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
     text = " ".join(";" if set(row) <= set("─-") else row for row in rows[1:] if row)
+    for pattern, plain in _TYRO_WORDS.items():
+        text = re.sub(pattern, plain, text)
     return text.replace(" ;", ";").strip("; ")

@@ -27,6 +27,17 @@ def replacing(path: Path) -> Iterator[Path]:
     _flush(path.parent)
 
 
+@contextmanager
+def tensor_failures(path: Path) -> Iterator[None]:
+    """What safetensors raises when it cannot write (a full disk, no permission), as the ``OSError`` that it is."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(f"{path}: cannot be written ({error})") from error
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file."""
     with replacing(path) as partial:

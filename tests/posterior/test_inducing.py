@@ -280,7 +280,7 @@ def test_layers_of_different_rank():
         ({"inducing_rows": 0}, "inducing_rows must be at least 1, got 0"),
         ({"flow_depth": -1}, "flow_depth must be 0 .no flow. or more, got -1"),
         ({"prior_sd": 0.0}, "prior_sd must be positive and finite, got 0.0"),
-        ({"init_sd_u": 0.1}, "need 0 < init_sd_u < max_sd_u, got init_sd_u=0.1 and max_sd_u=0.1"),
+        ({"init_sd_u": 0.2}, "need 0 < init_sd_u < max_sd_u, got init_sd_u=0.2 and max_sd_u=0.2"),
         ({"init_lambda": 0.0}, "need 0 < init_lambda < max_lambda"),
         ({"max_lambda": float("inf")}, "need 0 < init_lambda < max_lambda"),
     ],

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from adapter.cases import MODELS, VOCABULARY, adapted, base_model, generator
+from bayeslora.errors import InputError
 from bayeslora.predict import average_draws, pack, score_options
 from bayeslora.tasks import encode_item, load_task
 
@@ -153,3 +154,16 @@ def test_probabilities_are_averaged_and_not_logits():
     torch.testing.assert_close(average_draws(log_p).exp(), torch.tensor([[0.55, 0.45]]))
     absent = torch.tensor([[[0.0, -torch.inf]], [[0.0, -torch.inf]]])
     assert torch.equal(average_draws(absent), absent[0])
+
+
+def test_a_sliding_window_is_refused_rather_than_switched_off():
+    from transformers import MistralConfig, MistralForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 64}
+    model = MistralForCausalLM(
+        MistralConfig(**sizes, num_attention_heads=2, num_key_value_heads=2, sliding_window=8)
+    ).eval()
+    short, long = Question([1, 2, 3], [[4], [5]]), Question(list(range(9)), [[4], [5]])
+    assert torch.isfinite(score_options(model, pack([short])).total).all()
+    with pytest.raises(InputError, match=r"takes 11 tokens, and the model attends to 8 only \(sliding window\)"):
+        score_options(model, pack([long]))

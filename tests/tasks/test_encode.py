@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bayeslora.errors import InputError
-from bayeslora.tasks import SPLITS, Item, Prompt, encode_item, load_task
+from bayeslora.tasks import SPLITS, EncodedItem, Item, Prompt, encode_item, encode_items, load_task
 from bayeslora.tasks.boolq import read_boolq
 from bayeslora.tasks.choices import read_choices
+from bayeslora.tasks.encode import beginning_ids
 from bayeslora.tasks.winogrande import read_winogrande
 
 from .cases import boolq_row
@@ -184,5 +185,81 @@ def test_slow_tokenizers_work_until_something_must_be_cut() -> None:
 @pytest.mark.parametrize("split", SPLITS)
 def test_urns_are_small_in_tokens(smollm2: Any, split: str) -> None:
     encoded = [encode_item(item, smollm2, "text") for item in load_task("urns").load(split)]
-    assert max(len(one.prompt_ids) for one in encoded) < 40
+    assert max(len(one.prompt_ids) for one in encoded) < 64
     assert all(len(ids) == 1 for one in encoded for ids in one.option_ids)
+
+
+def with_template(template: str, tokens: list[str]) -> Any:
+    """The tokenizer above, with special tokens around every text."""
+    from tokenizers import processors
+
+    tokenizer = sentencepiece_like()
+    tokenizer.add_special_tokens({"additional_special_tokens": tokens})
+    numbers = [(token, tokenizer.convert_tokens_to_ids(token)) for token in tokens]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=numbers)
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    "template, tokens, beginning",
+    [
+        ("$A", [], []),
+        ("<s> $A", ["<s>"], ["<s>"]),
+        ("[gMASK] <sop> $A", ["[gMASK]", "<sop>"], ["[gMASK]", "<sop>"]),
+        ("$A </s>", ["</s>"], []),
+        ("<s> $A </s>", ["<s>", "</s>"], ["<s>"]),
+    ],
+)
+def test_items_begin_as_the_tokenizer_begins_a_text_and_end_openly(
+    template: str, tokens: list[str], beginning: list[str]
+) -> None:
+    tokenizer = with_template(template, tokens)
+    assert tokenizer.convert_ids_to_tokens(beginning_ids(tokenizer)) == beginning
+    item = Item("x", Prompt("Answer:"), (" Yes", " No"), ("Yes", "No"), 0)
+    (encoded,) = encode_items([item], tokenizer, "text")
+    assert tokenizer.convert_ids_to_tokens(encoded.prompt_ids) == [*beginning, "▁Answer", ":"]
+    assert [tokenizer.convert_ids_to_tokens(ids) for ids in encoded.option_ids] == [["▁Yes"], ["▁No"]]
+    assert encode_item(item, tokenizer, "text").prompt_ids == encoded.prompt_ids[len(beginning) :]
+
+
+def test_the_prompt_and_its_answer_are_what_the_tokenizer_makes_of_the_whole_text() -> None:
+    tokenizer = with_template("<s> $A", ["<s>"])
+    item = Item("x", Prompt("Answer:"), (" Yes", " No"), ("Yes", "No"), 0)
+    (encoded,) = encode_items([item], tokenizer, "text")
+    for option, ids in zip(item.options, encoded.option_ids, strict=True):
+        assert [*encoded.prompt_ids, *ids] == tokenizer(item.prompt.text + option).input_ids
+
+
+def test_the_beginning_counts_among_the_tokens_allowed() -> None:
+    tokenizer = with_template("<s> $A", ["<s>"])
+    item = Item("x", Prompt("Answer:"), (" Yes", " No"), ("Yes", "No"), 0)
+    assert encode_items([item], tokenizer, "text", max_tokens=4)[0].option_ids == [[3], [4]]
+    with pytest.raises(InputError, match="need 3 tokens without its passage, and at most 2 are allowed"):
+        encode_items([item], tokenizer, "text", max_tokens=3)
+
+
+def test_smollm2_begins_with_nothing(smollm2: Any) -> None:
+    assert beginning_ids(smollm2) == []
+    items = [read_choices(ARC_EASY).item, read_boolq(BOOLQ).item]
+    encoded = encode_items(items, smollm2, "text")
+    assert encoded == [encode_item(item, smollm2, "text") for item in items]
+    assert all(isinstance(one, EncodedItem) for one in encoded)
+
+
+def test_a_passage_leaves_room_for_the_beginning(smollm2: Any) -> None:
+    """A real tokenizer, told to begin with its end-of-text token as GPT-2 has it."""
+    import copy
+
+    from tokenizers import processors
+
+    tokenizer = copy.deepcopy(smollm2)
+    token = tokenizer.eos_token
+    special = [(token, tokenizer.convert_tokens_to_ids(token))]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{token} $A", special_tokens=special
+    )
+    item = read_boolq(boolq_row(passage=LONG)).item
+    (encoded,) = encode_items([item], tokenizer, "text", max_tokens=60)
+    assert encoded.prompt_ids[0] == special[0][1] and encoded.prompt_ids.count(special[0][1]) == 1
+    assert encoded.prompt_ids[1:] == encode_item(item, tokenizer, "text", max_tokens=59).prompt_ids
+    assert len(encoded.prompt_ids) + max(map(len, encoded.option_ids)) <= 60

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bayeslora.errors import InputError
-from bayeslora.tasks import Item, Prompt, load_task, read_items, require_gold
+from bayeslora.tasks import Item, Prompt, load_task, make_item, read_items, require_gold
 from bayeslora.tasks.file import read_own
 
 from .cases import own_row, write_lines
@@ -170,3 +170,42 @@ def test_files_with_too_little(tmp_path: Path) -> None:
         f"{few}: 2 questions are too few to divide, test would be empty; "
         "give at least 5 different ones, or a directory with one file per split"
     )
+
+
+def test_a_question_asked_by_itself_is_that_of_a_line_without_answer(tmp_path: Path) -> None:
+    asked = make_item("Which?", ["red", "green", "blue"])
+    (read,) = read_items(write_lines(tmp_path / "mine.jsonl", [Q])).items
+    assert (asked.prompt, asked.options, asked.labels, asked.gold) == (read.prompt, read.options, read.labels, None)
+    assert make_item("Which?", ("red", "green", "blue")) == asked
+    assert asked.id != make_item("Which?", ["red", "green"]).id
+
+
+def test_a_question_about_a_passage() -> None:
+    line = read_own(Q | {"passage": "A  “wall”."}).item
+    asked = make_item("Which?", ["red", "green", "blue"], "A  “wall”.")
+    assert asked.prompt == line.prompt and asked.prompt.passage == ' A "wall".'
+
+
+@pytest.mark.parametrize(
+    "question, choices, message",
+    [
+        ("", ["a", "b"], "the question cannot be used: empty question; give a question and two choices or more"),
+        (" \u200b ", ["a", "b"], "the question cannot be used: empty question; "),
+        ("Which?", ["a"], "the question cannot be used: fewer than 2 choices; "),
+        ("Which?", [], "the question cannot be used: no choices"),
+        ("Which?", ["a", " "], "the question cannot be used: empty choice; "),
+        ("Which?", ["a", 1], "the question cannot be used: choices is no text: 1"),
+        ("Which?", "yes", "choices is one text, 'yes'; give a list of two choices or more"),
+        ("Which?", ["a", "b", "a "], "two choices are equal: 'a', 'b', 'a '; give each once"),
+        ("Which?", ["\ud800", "b"], "the question cannot be used: choices is no valid Unicode: "),
+        ("Which?", [str(k) for k in range(27)], "the question cannot be used: more than 26 choices need 'labels': "),
+    ],
+)
+def test_questions_that_cannot_be_asked(question: str, choices: Any, message: str) -> None:
+    assert failure(lambda: make_item(question, choices)).startswith(message)
+
+
+def test_an_id_must_be_text_that_can_be_written(tmp_path: Path) -> None:
+    """Half a character would be found out when the predictions are written, after everything else."""
+    path = write_lines(tmp_path / "mine.jsonl", [Q | {"id": "\ud800"}])
+    assert failure(lambda: read_items(path)).startswith(f"{path}, line 1: id is no valid Unicode: ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,9 @@ from bayeslora.tasks.rows import content_key
 
 def urn_of(item: Item) -> dict[str, int]:
     """Reads the urn back from the words."""
-    match = re.fullmatch(r"\w+ \w+ holds (.+?) \w+\. .+ (is|be)", item.prompt.text)
+    match = re.fullmatch(r"\w+ in the \w+: (.+?)\. .+:", item.prompt.text)
     assert match, item.prompt.text
-    parts = re.split(r", | and ", match[1])
-    return {part.split(" ")[1]: int(part.split(" ")[0]) for part in parts}
+    return dict(Counter(match[1].split(", ")))
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -29,7 +29,7 @@ def test_the_words_give_the_probabilities(split: Any) -> None:
         total = sum(urn.values())
         assert item.labels == tuple(option.removeprefix(" ") for option in item.options)
         assert set(item.labels) == set(urn) and 2 <= len(urn) <= 4
-        assert all(1 <= count <= 9 for count in urn.values())
+        assert all(1 <= count <= 6 for count in urn.values())
         assert item.probabilities == tuple(urn[colour] / total for colour in item.labels)
         assert item.prompt.passage == "" and item.gold in range(len(urn))
 
@@ -39,9 +39,7 @@ def test_sizes_and_variety() -> None:
     assert [len(task.load(split)) for split in SPLITS] == [96, 64, 200]
     items = task.train + task.validation + task.test
     assert {len(item.options) for item in items} == {2, 3, 4}
-    words = {
-        " ".join(re.findall(r"[A-Za-z]+", re.sub(r"holds .+? (\w+)\.", r"\1", item.prompt.text))) for item in items
-    }
+    words = {" ".join(re.findall(r"[A-Za-z]+", re.sub(r": .+?\.", "", item.prompt.text))) for item in items}
     assert len(words) > 60
     assert len({item.id for item in task.test}) == 200
     assert sum(tuple(urn_of(item)) != item.labels for item in items) > len(items) / 3
@@ -49,13 +47,14 @@ def test_sizes_and_variety() -> None:
 
 def test_the_first_items_are_pinned() -> None:
     item = load_task("urns").test[0]
+    text = "brown, red, yellow, yellow, brown, pink, brown, red, yellow, brown, pink, brown"
     assert item == Item(
         "test-0",
-        Prompt("A bag holds 5 blue and 7 black stones. One stone is drawn at random. Its color is"),
-        (" blue", " black"),
-        ("blue", "black"),
-        1,
-        (5 / 12, 7 / 12),
+        Prompt(f"Beads in the bag: {text}. One is drawn blindly:"),
+        (" pink", " brown", " red", " yellow"),
+        ("pink", "brown", "red", "yellow"),
+        3,
+        (2 / 12, 5 / 12, 2 / 12, 3 / 12),
     )
 
 

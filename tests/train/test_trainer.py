@@ -2,14 +2,18 @@
 
 import os
 
+import datasets
 import pytest
 import torch
 import torch.multiprocessing
-from transformers import Trainer, TrainingArguments
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 
-from adapter.cases import adapted, tokens
-from bayeslora import find_holder
+from adapter.cases import VOCABULARY, adapted, base_model, tokens
+from bayeslora import BayesLoraConfig, find_holder
 from bayeslora.train import BayesLoraTrainer, BayesLoraTrainerMixin
+from bayeslora.train.optimise import parameter_kinds
 
 BETA = 1e-3
 SETTINGS = {"settings": {"flow_depth": 0}}  # an exact KL, so that its gradient is known
@@ -27,19 +31,25 @@ class Rows(torch.utils.data.Dataset):
 
 
 def arguments(folder, **settings):
-    return TrainingArguments(
-        output_dir=str(folder),
-        optim="sgd",
-        lr_scheduler_type="constant",
-        max_grad_norm=0.0,
-        report_to=[],
-        save_strategy="no",
-        logging_steps=1,
-        use_cpu=True,
-        disable_tqdm=True,
-        seed=0,
-        **settings,
-    )
+    defaults = {
+        "optim": "sgd",
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0.0,
+        "report_to": [],
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "seed": 0,
+    }
+    return TrainingArguments(output_dir=str(folder), **{**defaults, **settings})
+
+
+def tokenizer():
+    """One word for each number, as TRL insists on a tokenizer."""
+    words = {str(number): number for number in range(VOCABULARY)}
+    model = Tokenizer(WordLevel(words, unk_token="0"))
+    return PreTrainedTokenizerFast(tokenizer_object=model, eos_token="1", pad_token="2")
 
 
 def one_step(folder, beta, **settings):
@@ -57,6 +67,7 @@ def train(folder, beta, settings):
     model.seed_draws(0)
     trainer = BayesLoraTrainer(model=model, args=arguments(folder, **settings), train_dataset=Rows(8))
     trainer.kl_beta = beta
+    trainer.rate_multipliers = {}  # one rate for all, so that a step is the gradient
     trainer.train()
     return {n: p.detach().clone() for n, p in find_holder(model).named_parameters()}, trainer
 
@@ -160,6 +171,61 @@ def test_no_weight_decay_on_the_posterior(tmp_path):
     assert not trainer.get_decay_parameter_names(model) or all(
         "weight_posterior" not in name for name in trainer.get_decay_parameter_names(model)
     )
+
+
+def test_kinds_of_parameters_have_rates_of_their_own(tmp_path):
+    model = adapted()
+    args = arguments(tmp_path, learning_rate=1e-3, weight_decay=0.1)
+    args.optim = "adamw_torch"
+    trainer = BayesLoraTrainer(model=model, args=args, train_dataset=Rows(8))
+    optimiser = trainer.create_optimizer()
+    kinds, posterior = parameter_kinds(model), find_holder(model).posterior("default")
+    rates = {id(p): group["lr"] for group in optimiser.param_groups for p in group["params"]}
+    assert {kinds[name] for name in kinds} == {"points", "diagonals", "mean", "scale", "flow"}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            assert rates[id(parameter)] == pytest.approx(1e-3 * posterior.rate_multipliers.get(kinds[name], 1.0))
+    assert sum(len(group["params"]) for group in optimiser.param_groups) == len(kinds)
+    assert {group["weight_decay"] for group in optimiser.param_groups} == {0.0}
+
+
+def test_the_kl_on_scales_does_not_crush_the_data_gradient(tmp_path):
+    """One common norm would divide the data's gradient by that of the scales."""
+    start = {n: p.detach().clone() for n, p in find_holder(adapted(**SETTINGS)).named_parameters()}
+    moved = {}
+    for beta in (0.0, 0.1):
+        settings = {"max_steps": 1, "learning_rate": 1.0, "max_grad_norm": 1e-4, "per_device_train_batch_size": 8}
+        after, trainer = train(tmp_path, beta, settings)
+        assert trainer.state.log_history[0]["grad_norm"] > 1e-4  # there was something to clip
+        moved[beta] = torch.cat([(after[n] - start[n]).flatten() for n in start if ".z_" in n])
+    assert moved[0.1].norm() > 0.5 * moved[0.0].norm() > 0
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "k_proj"], ["q_proj", "lm_head"]])
+@pytest.mark.parametrize("given", ["model", "config"])
+def test_trl_trains_every_parameter(tmp_path, targets, given):
+    trl = pytest.importorskip("trl")
+
+    class Ours(BayesLoraTrainerMixin, trl.SFTTrainer):
+        pass
+
+    args = trl.SFTConfig(
+        output_dir=str(tmp_path), max_steps=2, learning_rate=1e-2, report_to=[], save_strategy="no", use_cpu=True,
+        logging_steps=1, per_device_train_batch_size=4, disable_tqdm=True, bf16=False, max_length=16,
+    )  # fmt: skip
+    rows = datasets.Dataset.from_dict({"input_ids": tokens(batch=8).tolist()})
+    if given == "model":
+        trainer = Ours(adapted(target_modules=targets), args=args, train_dataset=rows, processing_class=tokenizer())
+    else:
+        config = BayesLoraConfig(task_type="CAUSAL_LM", target_modules=targets)
+        trainer = Ours(base_model(), peft_config=config, args=args, train_dataset=rows, processing_class=tokenizer())
+    posterior = find_holder(trainer.model).posterior("default")
+    before = {name: p.detach().clone() for name, p in posterior.named_parameters()}
+    trainer.train()
+    still = [name for name, p in posterior.named_parameters() if torch.equal(p, before[name])]
+    assert not [name for name in still if not name.startswith("flow_")]  # hidden layers of the flow start a step later
+    log = trainer.state.log_history[0]
+    assert log["kl_conditional"] > 0 and log["kl_inducing"] > 0 and log["nll"] > 0
 
 
 def test_a_dataset_without_length_is_refused(tmp_path):

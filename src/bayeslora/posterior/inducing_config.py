@@ -40,8 +40,8 @@ class InducingConfig:
     flow_hidden: int = 16
     prior_sd: float = 1.0
     sqrt_width_scaling: bool = False
-    init_sd_u: float = 0.05
-    max_sd_u: float = 0.1
+    init_sd_u: float = 0.1
+    max_sd_u: float = 0.2
     init_lambda: float = 1e-3
     max_lambda: float = 0.03
     learn_lambda: bool = True
@@ -86,6 +86,7 @@ class InducingConfig:
                 prior_sd=0.1,
                 sqrt_width_scaling=True,
                 init_sd_u=1e-3,
+                max_sd_u=0.1,
                 zero_start=False,
             )
         raise ValueError(f"unknown preset {name!r}; choose 'default' or 'paper'")

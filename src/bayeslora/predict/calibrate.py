@@ -278,18 +278,25 @@ def choose_threshold(
         coverage: least share of questions answered, above 0 and at most 1.
     """
     confidence, correct = top_class(*check_classification(probabilities, labels, "probabilities"))
-    if error_rate is not None and coverage is None:
-        target = f"error rate of at most {_check_share(error_rate, 'error_rate'):g}"
+    target = describe_target(error_rate, coverage)
+    if error_rate is not None:
         threshold = threshold_for_risk(confidence, correct, error_rate)
-    elif coverage is not None and error_rate is None:
-        target = f"coverage of at least {_check_share(coverage, 'coverage', above=True):g}"
-        threshold = threshold_for_coverage(confidence, coverage)
     else:
-        raise InputError(f"got error_rate={error_rate} and coverage={coverage}; give exactly one of the two")
+        assert coverage is not None
+        threshold = threshold_for_coverage(confidence, coverage)
     if math.isinf(threshold):
         raise InputError(f"an {target} is not reached: {_least_error(confidence, correct)}; ask for that or more")
     answered = confidence >= threshold
     return Threshold(threshold, float(answered.mean()), float((~correct[answered]).mean()), target)
+
+
+def describe_target(error_rate: float | None, coverage: float | None) -> str:
+    """What :func:`choose_threshold` is asked for, in words; refuses what it cannot be asked for."""
+    if error_rate is not None and coverage is None:
+        return f"error rate of at most {_check_share(error_rate, 'error_rate'):g}"
+    if coverage is not None and error_rate is None:
+        return f"coverage of at least {_check_share(coverage, 'coverage', above=True):g}"
+    raise InputError(f"got error_rate={error_rate} and coverage={coverage}; give exactly one of the two")
 
 
 def _least_error(confidence: NDArray[np.floating[Any]], correct: BoolArray) -> str:

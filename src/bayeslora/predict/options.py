@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bayeslora.errors import InputError
+
 
 class Encoded(Protocol):
     """A question as token ids."""
@@ -160,6 +162,7 @@ def score_options(model: nn.Module, batch: PackedBatch, inputs_embeds: Tensor | 
 
 def packed_logits(model: nn.Module, batch: PackedBatch, inputs_embeds: Tensor | None = None) -> Tensor:
     """Logits ``[B, K + 1, vocabulary]`` in float32 of the prompt's last column and of the options."""
+    _require_no_window(model, batch.input_ids.shape[1])
     output: Any = model(
         input_ids=batch.input_ids if inputs_embeds is None else None,
         inputs_embeds=inputs_embeds,
@@ -170,6 +173,16 @@ def packed_logits(model: nn.Module, batch: PackedBatch, inputs_embeds: Tensor | 
     )
     logits: Tensor = output.logits
     return logits.float()
+
+
+def _require_no_window(model: nn.Module, width: int) -> None:
+    """A mask of our own would let sliding-window layers see further than they do by themselves."""
+    window = getattr(getattr(model, "config", None), "sliding_window", None)
+    if window is not None and width > window:
+        raise InputError(
+            f"a question with its options takes {width} tokens, and the model attends to {window} only (sliding window); "
+            f"use --max-tokens {window // 2} or less, or a model without such a window"
+        )
 
 
 def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,8 +66,9 @@ class Predictions:
     def intervals(self) -> dict[str, dict[str, float]]:
         """95 % bootstrap intervals of the main metrics."""
         gold = np.array(require_gold(self.items))
+        chosen = np.eye(self.probabilities.shape[1])[self.choices]  # of equally probable options one was taken
         return {
-            name: asdict(metrics.bootstrap_interval(metric, self.probabilities, gold))
+            name: asdict(metrics.bootstrap_interval(metric, chosen if name == "acc" else self.probabilities, gold))
             for name, metric in INTERVALS.items()
         }
 
@@ -77,22 +80,25 @@ class Predictions:
 
     def write(self, path: Path) -> None:
         """Write one JSON line per question, compressed; the same predictions give the same bytes."""
-        rows = zip(self.items, self.probabilities, self.choices, strict=True)
-        lines = "".join(
-            json.dumps(
-                {
-                    "id": item.id,
-                    "probabilities": row[: len(item.options)].tolist(),
-                    "choice": int(choice),
-                    "gold": item.gold,
-                },
-                ensure_ascii=False,
-            )
-            + "\n"
-            for item, row, choice in rows
-        )
+        lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in self._records())
         with replacing(path) as partial:
             partial.write_bytes(gzip.compress(lines.encode(), mtime=0))
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        """What is kept of each question: all that the metrics need."""
+        epistemic = None if self.draws is None else metrics.entropy_split(self.draws).epistemic
+        for row, item in enumerate(self.items):
+            record = {
+                "id": item.id,
+                "probabilities": self.probabilities[row, : len(item.options)].tolist(),
+                "choice": int(self.choices[row]),
+                "gold": item.gold,
+            }
+            if epistemic is not None:
+                record["epistemic"] = float(epistemic[row])
+            if item.probabilities is not None:
+                record["truth"] = list(item.probabilities)
+            yield record
 
 
 def read_predictions(path: Path) -> tuple[list[str], NDArray[np.float64], NDArray[np.int64]]:
@@ -100,14 +106,16 @@ def read_predictions(path: Path) -> tuple[list[str], NDArray[np.float64], NDArra
     try:
         with gzip.open(path, "rt", encoding="utf-8") as lines:
             records = [json.loads(line) for line in lines]
+        if not records:
+            raise ValueError("it is empty")
         ids = [record["id"] for record in records]
         rows: Sequence[Sequence[float]] = [record["probabilities"] for record in records]
         gold = np.array([record["gold"] for record in records], dtype=np.int64)
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        probabilities = np.zeros((len(rows), max(map(len, rows), default=0)))
+        for row, values in zip(probabilities, rows, strict=True):
+            row[: len(values)] = values
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: is no complete file of predictions with answers ({error})") from error
-    probabilities = np.zeros((len(rows), max(map(len, rows), default=0)))
-    for row, values in zip(probabilities, rows, strict=True):
-        row[: len(values)] = values
     return ids, probabilities, gold
 
 

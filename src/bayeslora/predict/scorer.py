@@ -32,6 +32,11 @@ class Scorer:
         batch = pack(items, self.pad_id).to(self.device)
         return score_options(self.model, batch.repeat(draws))
 
+    def prepare(
+        self, items: Sequence[Encoded], batch_tokens: int, advance: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Do once what can be done before questions are scored; nothing here."""
+
     @property
     def device(self) -> torch.device:
         """Where the model is."""
@@ -81,21 +86,32 @@ def score_questions(
     training = scorer.model.training
     scorer.model.eval()
     done = 0
-    with holder.restoring():
-        if deterministic:
-            holder.deterministic()
-        else:
-            holder.draw(samples, torch.Generator().manual_seed(seed))
-        for rows in batches_by_length(items, batch_tokens // draws):
-            scores = scorer([items[row] for row in rows], draws)
-            width = scores.total.shape[1]
-            log_probabilities[:, rows, :width] = scores.log_probabilities.unflatten(0, (draws, -1)).double().cpu()
-            totals[:, rows, :width] = scores.total.unflatten(0, (draws, -1)).double().cpu()
-            done += len(rows)
-            if advance is not None:
-                advance(done, len(items))
-    scorer.model.train(training)
+    try:
+        with holder.restoring():
+            if deterministic:
+                holder.deterministic()
+            else:
+                holder.draw(samples, torch.Generator().manual_seed(seed))
+            for rows in batches_by_length(items, batch_tokens // draws):
+                scores = scorer([items[row] for row in rows], draws)
+                _require_numbers(scores.log_probabilities)
+                width = scores.total.shape[1]
+                log_probabilities[:, rows, :width] = scores.log_probabilities.unflatten(0, (draws, -1)).double().cpu()
+                totals[:, rows, :width] = scores.total.unflatten(0, (draws, -1)).double().cpu()
+                done += len(rows)
+                if advance is not None:
+                    advance(done, len(items))
+    finally:
+        scorer.model.train(training)
     return DrawScores(log_probabilities, totals)
+
+
+def _require_numbers(log_probabilities: Tensor) -> None:
+    if bool(log_probabilities.isnan().any()):
+        raise ArithmeticError(
+            "the model's scores are not numbers (nan): its adapter has diverged, or the base model overflows; train with a "
+            "lower learning rate, or load the model with --dtype float32"
+        )
 
 
 def batches_by_length(items: Sequence[Encoded], tokens: int) -> Iterator[list[int]]:

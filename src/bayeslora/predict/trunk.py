@@ -8,7 +8,7 @@ computed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from bayeslora.adapter.holder import ATTRIBUTE, PosteriorHolder, find_holder
 from bayeslora.errors import InputError
 from bayeslora.predict.options import Encoded, OptionScores, PackedBatch, pack, packed_logits, score_options
-from bayeslora.predict.scorer import Scorer
+from bayeslora.predict.scorer import Scorer, batches_by_length
 
 _LAYER = re.compile(r"^(?P<list>.+?)\.(?P<index>\d+)\.")
 
@@ -69,6 +69,24 @@ class TrunkScorer(Scorer):
         with self._only(self._upper):
             return score_options(self.model, batch.repeat(draws), states)
 
+    def prepare(
+        self, items: Sequence[Encoded], batch_tokens: int, advance: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Compute the trunk for all questions to come, in batches that follow from the questions alone.
+
+        The last bits of a question's states depend on the batch they were computed in. A run that filled its cache as
+        it went would go on after an interruption with other bits than without one.
+        """
+        self._check(items[:1])
+        done = 0
+        for rows in batches_by_length(items, batch_tokens):
+            batch = [items[row] for row in rows]
+            if not all(_key(item) in self._cache.states for item in batch):
+                self._fill(batch)
+            done += len(batch)
+            if advance is not None:
+                advance(done, len(items))
+
     def _states(self, items: Sequence[Encoded], batch: PackedBatch) -> Tensor:
         """The trunk's output ``[B, T, d]`` in the layout of the batch; padding is zero, as nothing sees it."""
         missing = list({_key(item): item for item in items if _key(item) not in self._cache.states}.values())
@@ -89,7 +107,7 @@ class TrunkScorer(Scorer):
         states = self._compute(batch)
         for row, item in enumerate(items):
             start, length = prompt_width - len(item.prompt_ids), len(item.prompt_ids) + sum(map(len, item.option_ids))
-            self._cache.states[_key(item)] = states[row, start : start + length].cpu()
+            self._cache.states[_key(item)] = states[row, start : start + length].to("cpu", copy=True)
 
     def _compute(self, batch: PackedBatch) -> Tensor:
         """What enters the first adapted layer. That layer is run too, as the one whose input can be had."""
@@ -98,18 +116,25 @@ class TrunkScorer(Scorer):
         def keep(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             seen.append(args[0] if args else kwargs["hidden_states"])
 
-        training = self.model.training
-        holder = find_holder(self.model)
         handle = self._layers[self._cut].register_forward_pre_hook(keep, with_kwargs=True)
-        self.model.eval()
         try:
-            with self._only(self._lower), holder.restoring():
-                holder.deterministic()
+            with self._only(self._lower), self._at_the_mean():
                 packed_logits(self.model, batch)
         finally:
             handle.remove()
-            self.model.train(training)
         return seen[0]
+
+    @contextmanager
+    def _at_the_mean(self) -> Iterator[None]:
+        """Inside the block the model is evaluated, with the posterior mean."""
+        training, holder = self.model.training, find_holder(self.model)
+        self.model.eval()
+        try:
+            with holder.restoring():
+                holder.deterministic()
+                yield
+        finally:
+            self.model.train(training)
 
     @contextmanager
     def _only(self, layers: nn.ModuleList) -> Iterator[None]:
@@ -122,26 +147,45 @@ class TrunkScorer(Scorer):
 
     @torch.no_grad()
     def _check(self, items: Sequence[Encoded]) -> None:
-        """Refuse architectures that do more to embeddings than hand them to their layers, by trying it once."""
+        """Refuse architectures that do more than hand embeddings to their layers, by trying it once.
+
+        The kept states must reach the first adapted layer as they are, and all else that this and later layers are given
+        (masks, rotations of positions) must be what it is in the whole model: to the bit, as a small difference in one
+        question's logits may be a large one in another's.
+        """
         if self._checked:
             return
-        training, holder = self.model.training, find_holder(self.model)
-        self.model.eval()
         batch = pack(items, self.pad_id).to(self.device)
-        with holder.restoring():
-            holder.deterministic()
-            whole = packed_logits(self.model, batch)
-            states = self._states(items, batch)
+        states = self._compute(batch)
+        with self._at_the_mean():
+            whole, inputs = self._observe(batch)
             with self._only(self._upper):
-                split = packed_logits(self.model, batch, states)
-        self.model.train(training)
+                split, split_inputs = self._observe(batch, states)
+        same = _equal(split_inputs[0][:1], [states]) and all(
+            _equal(one[1:], other[1:]) for one, other in zip(inputs, split_inputs, strict=True)
+        )
         tolerance = 1e-3 if states.dtype == torch.float32 else 0.1
-        if not torch.allclose(whole, split, atol=tolerance, rtol=tolerance):
+        if not (same and torch.allclose(whole, split, atol=tolerance, rtol=tolerance)):
             raise InputError(
-                f"the trunk of a {type(self._root).__name__} cannot be kept: its layers do not begin with the embeddings "
-                "as they are; leave --cache-trunk out"
+                f"the trunk of a {type(self._root).__name__} cannot be kept: its layers are given more than the output of "
+                "those below; leave --cache-trunk out"
             )
         self._checked = True
+
+    def _observe(self, batch: PackedBatch, embeddings: Tensor | None = None) -> tuple[Tensor, list[list[Tensor]]]:
+        """Logits, and what each layer from the first adapted one on is given: hidden states first, then the rest."""
+        seen: list[list[Tensor]] = []
+
+        def keep(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            named = {name: value for name, value in kwargs.items() if name != "hidden_states"}
+            seen.append(_tensors([args or kwargs["hidden_states"], named]))
+
+        handles = [layer.register_forward_pre_hook(keep, with_kwargs=True) for layer in self._upper]
+        try:
+            return packed_logits(self.model, batch, embeddings), seen
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 def _root(model: nn.Module) -> nn.Module:
@@ -163,6 +207,18 @@ def _find_cut(root: nn.Module, holder: PosteriorHolder) -> tuple[nn.Module, str,
         raise InputError("the lowest layer is adapted, so there is no trunk to keep; use --layers last:K as well")
     parent, _, name = lists.pop().rpartition(".")
     return root.get_submodule(parent), name, cut
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """All tensors of a nested value, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return [tensor for part in parts for tensor in _tensors(part)]
+
+
+def _equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return len(one) == len(other) and all(torch.equal(a, b.to(a.device)) for a, b in zip(one, other, strict=True))
 
 
 def _key(item: Encoded) -> Key:

@@ -40,8 +40,8 @@ def quickstart_config(method: str, seed: int) -> RunConfig:
         task="urns",
         method=method,
         seed=seed,
-        adapter=AdapterConfig(layers="last:8"),
-        training=TrainingConfig(epochs=10, batch_size=16, eval_every=2, cache_trunk=True),
+        adapter=AdapterConfig(layers="last:6"),
+        training=TrainingConfig(epochs=8, batch_size=16, eval_every=2, cache_trunk=True),
     )
 
 
@@ -91,6 +91,6 @@ figure    {figure}
 adapters  {", ".join(str(out / method / "adapter") for method in results)}
 
 Next:
-  bayeslora predict {run} --question "A bag holds 2 red and 7 blue balls. One is drawn. Its color is" --choice red --choice blue
+  bayeslora predict {run} --question "Balls in the bag: red, blue, blue, blue. One is drawn:" --choice red --choice blue
   bayeslora calibrate {run} --coverage 0.5     let it keep quiet when it is not sure
-  bayeslora train --model smollm2 --task your-questions.jsonl --layers last:8 --cache-trunk --out my-run"""
+  bayeslora train --model smollm2 --task your-questions.jsonl --layers last:6 --cache-trunk --out my-run"""

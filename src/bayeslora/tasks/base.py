@@ -123,6 +123,9 @@ def require_gold(items: Iterable[Item]) -> list[int]:
     gold = []
     for item in items:
         if item.gold is None:
-            raise InputError(f"item {item.id!r} has no answer; training and evaluation need one, so add 'answer' to it")
+            text = item.prompt.head if len(item.prompt.head) <= 60 else f"{item.prompt.head[:60]}..."
+            raise InputError(
+                f"item {item.id!r} has no answer; training and evaluation need one, so add 'answer' to it: {text!r}"
+            )
         gold.append(item.gold)
     return gold

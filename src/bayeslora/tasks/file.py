@@ -51,10 +51,12 @@ def read_items(path: Path) -> Split:
 
 def make_item(question: str, choices: Sequence[str], passage: str = "") -> Item:
     """One question without an answer, for prediction."""
+    if isinstance(choices, str):
+        raise InputError(f"choices is one text, {choices!r}; give a list of two choices or more")
     try:
         candidate = read_own({"question": question, "choices": list(choices), "passage": passage})
     except Malformed as error:
-        raise InputError(f"the question cannot be used: {error}") from None
+        raise InputError(f"the question cannot be used: {error}; give a question and two choices or more") from None
     if candidate.flaw is not None:
         raise InputError(f"the question cannot be used: {candidate.flaw}; give a question and two choices or more")
     if len(set(candidate.item.options)) < len(candidate.item.options):

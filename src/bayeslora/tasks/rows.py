@@ -91,15 +91,19 @@ def checked_text(value: Any, name: str) -> str:
     """The normalised text of a value that must be a string of whole characters."""
     if not isinstance(value, str):
         raise Malformed(f"{name} is no text", repr(value)[:60])
-    if any("\ud800" <= character <= "\udfff" for character in value):
-        raise Malformed(f"{name} is no valid Unicode", ascii(value)[:60])
-    return normalise(value)
+    return normalise(_whole_characters(value, name))
+
+
+def _whole_characters(text: str, name: str) -> str:
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise Malformed(f"{name} is no valid Unicode", ascii(text)[:60])
+    return text
 
 
 def row_id(values: Mapping[str, Any]) -> str:
     """The row's id; one without gets a digest of its fields, which does not depend on where the row stands."""
     given = values.get("id")
-    return str(given) if given not in (None, "") else digest(repr(sorted(values.items())))[:12]
+    return _whole_characters(str(given), "id") if given not in (None, "") else digest(repr(sorted(values.items())))[:12]
 
 
 def clean(rows: Iterable[Row], read: Reader, where: str, *, drop: bool) -> Split:

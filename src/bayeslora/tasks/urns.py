@@ -1,8 +1,9 @@
 """The embedded task ``urns``: draws from described urns, whose answer probabilities are known.
 
-    A jar holds 3 red, 5 blue and 2 green beads. One bead is drawn at random. Its color is
+    Beads in the jar: red, blue, blue, green, red, blue. Picked at random:
 
-The options are the colours, the probabilities their shares, and the gold answer is drawn from them. So nobody can know
+Everything is listed one by one, because small models count badly and compare well. The options are the colours, the
+probabilities their shares, and the gold answer is drawn from them. So nobody can know
 the answer, and a good model is one that is as unsure as it should be. That makes calibration measurable against the
 truth: by the distance to it (:func:`distance_to_truth`), and by the NLL, which in expectation over the drawn answers
 cannot be below the entropy of the truth (:func:`truth_entropy`). On a finite split the drawn answers move the NLL of
@@ -31,14 +32,11 @@ MAX_SIZE = 10_000
 COLOURS = ("red", "blue", "green", "yellow", "black", "white", "brown", "pink")
 """One token each in the usual tokenizers."""
 
-CONTAINERS = ("An urn", "A bag", "A box", "A jar", "A bowl", "A basket")
-OBJECTS = (("ball", "balls"), ("marble", "marbles"), ("bead", "beads"), ("stone", "stones"), ("button", "buttons"))
-DRAWS = (
-    "One {object} is drawn at random. Its color is",
-    "A {object} is taken out blindly. Its color is",
-    "Someone picks one {object} without looking. The {object} is",
-    "If one {object} is drawn at random, its color will be",
-)
+CONTAINERS = ("urn", "bag", "box", "jar", "bowl", "basket")
+OBJECTS = ("Balls", "Marbles", "Beads", "Stones", "Buttons")
+DRAWS = ("One is drawn blindly:", "Picked at random:", "One taken without looking:", "One is drawn at random:")
+COUNTS = (1, 1, 1, 2, 2, 3, 4, 5, 6)
+"""How many of a colour an urn holds: mostly few, so that urns are uneven and there is something to know."""
 
 
 def urns_task(seed: int = 0, sizes: Mapping[SplitName, int] = SIZES) -> Task:
@@ -84,7 +82,7 @@ def truth_entropy(items: Iterable[Item]) -> float:
 
 def _draw_urn(rng: random.Random) -> dict[str, int]:
     colours = rng.sample(COLOURS, rng.randint(2, 4))
-    return {colour: rng.randint(1, 9) for colour in colours}
+    return {colour: rng.choice(COUNTS) for colour in colours}
 
 
 def _urn_key(urn: Mapping[str, int]) -> str:
@@ -97,10 +95,9 @@ def _split_of(key: str) -> SplitName:
 
 def _ask(name: str, urn: Mapping[str, int], rng: random.Random) -> Item:
     """An urn in words, its options in an order of their own, and an answer drawn from it."""
-    one, many = rng.choice(OBJECTS)
-    *first, last = (f"{count} {colour}" for colour, count in urn.items())
-    content = f"{', '.join(first)} and {last} {many}"
-    text = f"{rng.choice(CONTAINERS)} holds {content}. {rng.choice(DRAWS).format(object=one)}"
+    content = [colour for colour, count in urn.items() for _ in range(count)]
+    rng.shuffle(content)
+    text = f"{rng.choice(OBJECTS)} in the {rng.choice(CONTAINERS)}: {', '.join(content)}. {rng.choice(DRAWS)}"
     colours = tuple(rng.sample(list(urn), len(urn)))
     total = sum(urn.values())
     gold = rng.choices(range(len(colours)), weights=[urn[colour] for colour in colours])[0]

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bayeslora.errors import InputError
-from bayeslora.files import replacing
+from bayeslora.files import replacing, tensor_failures
 
 VERSION = 1
 
@@ -59,7 +59,7 @@ def save_checkpoint(
             tensors[f"optimiser.{key}.{name}"] = torch.as_tensor(value)
     counters = {key: value for key, value in asdict(_without_tensors(state)).items() if key != "best"}
     header = {"version": str(VERSION), "run": run, "state": json.dumps(counters)}
-    with replacing(path) as partial:
+    with tensor_failures(path), replacing(path) as partial:
         save_file({name: value.cpu().contiguous() for name, value in tensors.items()}, partial, metadata=header)
 
 

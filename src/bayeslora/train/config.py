@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Annotated, Any, Literal
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from tyro.constructors import PrimitiveConstructorSpec
 
@@ -54,6 +54,7 @@ class DataConfig:
     """Use that many training questions only, chosen by the seed."""
 
     def __post_init__(self) -> None:
+        _check_choices(self)
         _at_least("max_tokens", self.max_tokens, 2)
         if self.max_train is not None:
             _at_least("max_train", self.max_train, 1)
@@ -71,6 +72,9 @@ class ModelConfig:
     """Branch, tag or commit of a hub model."""
     trust_remote_code: bool = False
     """Run code that the model's repository brings along."""
+
+    def __post_init__(self) -> None:
+        _check_choices(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +122,7 @@ class TrainingConfig:
     learning_rate: float | None = None
     """Learning rate of AdamW."""
     rate_multipliers: Annotated[Mapping[str, float] | None, _Pairs] = None
-    """Learning rates of kinds of parameters relative to learning_rate, such as flow=0.1."""
+    """Learning rates of kinds of parameters relative to learning_rate, such as flow=0.1; others stay the method's."""
     weight_decay: float | None = None
     """Weight decay of point estimates; a posterior is never decayed."""
     schedule: Schedule | None = None
@@ -150,6 +154,7 @@ class TrainingConfig:
     """Save memory by computing activations twice."""
 
     def __post_init__(self) -> None:
+        _check_choices(self)
         for name in ("epochs", "batch_size", "micro_batch", "draws"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
@@ -164,6 +169,8 @@ class TrainingConfig:
         _positive("clip", self.clip)
         _at_least("eval_every", self.eval_every, 1)
         _at_least("patience", self.patience, 0)
+        for epoch in self.milestones or ():
+            _at_least("milestones", epoch, 1)
         for kind, rate in (self.rate_multipliers or {}).items():
             _not_negative(f"rate_multipliers {kind}", rate)
 
@@ -204,6 +211,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         _not_negative("seed", self.seed)
+        if self.seed >= 2**64:
+            raise InputError(f"seed is {self.seed}; give a number below 2^64")
 
 
 def resolve(config: RunConfig) -> RunConfig:
@@ -216,12 +225,16 @@ def resolve(config: RunConfig) -> RunConfig:
     preset = find_preset(method, config.preset)
     settings = {**preset.settings, **config.adapter.settings}
     try:
-        posterior_config(method.posterior, settings)
-    except (ValueError, TypeError) as error:
+        settings = asdict(posterior_config(method.posterior, settings))
+    except ValueError as error:
         raise InputError(f"settings of method {method.name!r}: {error}") from error
+    except TypeError as error:
+        shown = ", ".join(f"{name}={value!r}" for name, value in config.adapter.settings.items())
+        raise InputError(f"settings of method {method.name!r}: {shown} is of the wrong kind ({error})") from error
     posterior = POSTERIORS[method.posterior]
     given = {name: value for name in _names(TrainingConfig) if (value := getattr(config.training, name)) is not None}
-    training = {"rate_multipliers": dict(posterior.rate_multipliers), **COMMON, **preset.training, **given}
+    training = {"rate_multipliers": dict(posterior.rate_multipliers), **COMMON, **preset.training}
+    training |= {**given, "rate_multipliers": {**training["rate_multipliers"], **given.get("rate_multipliers", {})}}
     _check_kinds(training["rate_multipliers"], {"weights", *posterior.parameter_kinds.values()})
     return replace(
         config,
@@ -246,6 +259,9 @@ def from_dict(values: Mapping[str, Any]) -> RunConfig:
     for name, value in values.items():
         _check_name(name, _names(RunConfig))
         tree[name] = _part(parts[name], value) if name in parts else value
+    for name in ("model", "task"):
+        if name not in tree:
+            raise InputError(f"setting {name!r} is missing; give it")
     return RunConfig(**tree)
 
 
@@ -267,7 +283,9 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _part(kind: Any, values: Mapping[str, Any]) -> Any:
+def _part(kind: Any, values: Any) -> Any:
+    if not isinstance(values, Mapping):
+        raise InputError(f"settings of {kind.__name__} are {values!r}; give a JSON object")
     for name in values:
         _check_name(name, _names(kind))
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
@@ -285,7 +303,21 @@ def _check_name(name: str, known: Sequence[str]) -> None:
 def _check_kinds(multipliers: Mapping[str, float], known: set[str]) -> None:
     for kind in multipliers:
         if kind not in known:
-            raise InputError(f"rate_multipliers has {kind!r}; this method's parameters are {', '.join(sorted(known))}")
+            hint = did_you_mean(kind, sorted(known))
+            raise InputError(
+                f"rate_multipliers has {kind!r}{hint}; this method's parameters are {', '.join(sorted(known))}"
+            )
+
+
+def _check_choices(config: Any) -> None:
+    """Refuse what a field's ``Literal`` does not list."""
+    for name, hint in get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
+        known = [choice for part in literals for choice in get_args(part)]
+        if known and value is not None and value not in known:
+            names = list(map(str, known))
+            raise InputError(f"{name} is {value!r}{did_you_mean(str(value), names)}; choose {', '.join(names)}")
 
 
 def _at_least(name: str, value: int, least: int) -> None:
@@ -298,8 +330,8 @@ def _positive(name: str, value: float) -> None:
         raise InputError(f"{name} is {value}; give a positive number")
 
 
-def _not_negative(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
+def _not_negative(name: str, value: Any) -> None:
+    if not (isinstance(value, (int, float)) and math.isfinite(value) and value >= 0):
         raise InputError(f"{name} is {value}; give a number of at least 0")
 
 

@@ -72,15 +72,20 @@ class RunDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         if force:
             self._clear()
-        elif self.config.exists():
+        else:
+            self.require_free_or_same(config)
+        if not self.config.exists():
+            write_json(self.config, config)
+
+    def require_free_or_same(self, config: Mapping[str, Any]) -> None:
+        """Refuse a directory that holds another run, or files that are nobody's run; nothing is written."""
+        if self.config.exists():
             self._require_same(config)
-            return
         elif strangers := self._strangers():
             raise InputError(
                 f"{self.path}: is not empty ({strangers[0]}, ...) and holds no run; choose another directory, or use "
                 "--force to write into it"
             )
-        write_json(self.config, config)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -98,7 +103,7 @@ class RunDirectory:
 
     def read_config(self) -> dict[str, Any]:
         """The resolved run, as it was saved."""
-        return _read_json(self.config, "train into this directory first, or give the directory of a run")
+        return _read_json(self.config, "give a directory that bayeslora train has written")
 
     def read_result(self) -> dict[str, Any]:
         """The result of a run that is done."""
@@ -113,9 +118,12 @@ class RunDirectory:
             )
 
     def _clear(self) -> None:
-        shutil.rmtree(self.adapter, ignore_errors=True)
-        for path in (self.result, self.predictions, self.checkpoint, self.config):
+        """The result goes first, so that a run without its adapter never looks done."""
+        for path in (self.result, self.predictions, self.checkpoint):
             path.unlink(missing_ok=True)
+        if self.adapter.exists():
+            shutil.rmtree(self.adapter)
+        self.config.unlink(missing_ok=True)
 
     def _strangers(self) -> list[str]:
         own = (".lock", f"{self.config.name}.partial")

@@ -22,7 +22,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "bayeslora": bayeslora.__version__,
         "commit": _commit(),
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),

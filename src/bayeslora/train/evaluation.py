@@ -52,7 +52,9 @@ def evaluate(
 def require_free(out: Path, *, force: bool) -> None:
     """Refuse to write over an evaluation, or into a run."""
     place = RunDirectory(out)
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out}: is a file; choose a directory for the evaluation")
     if place.config.exists():
         raise InputError(f"{out}: holds a run; choose another directory for its evaluation")
-    if place.result.exists() and not force:
+    if (place.result.exists() or place.predictions.exists()) and not force:
         raise InputError(f"{out}: holds an evaluation already; choose another directory, or use --force to replace it")

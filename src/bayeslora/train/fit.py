@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslora.adapter.holder import PosteriorHolder, find_holder
+from bayeslora.posterior import IllConditionedError
 from bayeslora.predict.options import Encoded
 from bayeslora.predict.scorer import Scorer
 from bayeslora.progress import Reporter, Silent
@@ -122,8 +123,11 @@ class Fit:
         nll, kls = 0.0, {"kl_inducing": 0.0, "kl_conditional": 0.0}
         for index, part in enumerate(parts):
             noise = torch.Generator(self.scorer.device).manual_seed(_mix(self.seed, step, index))
-            torch.manual_seed(_mix(self.seed, step, index))
-            self._holder.draw(self._draws, noise)
+            torch.manual_seed(_mix(self.seed, step, index, 1))  # dropout must not follow the noise of the draws
+            try:
+                self._holder.draw(self._draws, noise)
+            except IllConditionedError as error:
+                raise self._diverged(str(error), state, part) from error
             losses = self._losses(part)
             kl = self._holder.kl()
             loss = losses.sum() / (self._draws * len(examples)) + weight * kl.total / len(parts)
@@ -171,14 +175,17 @@ class Fit:
 
     def _require_finite(self, value: Tensor, state: TrainingState, examples: Sequence[Example]) -> None:
         if not bool(torch.isfinite(value)):
-            names = ", ".join(example.id for example in examples[:3])
-            saved = self.checkpoint is not None and self.checkpoint.exists()
-            kept = f"the last good state is kept in {self.checkpoint}; " if saved else ""
-            raise TrainingDiverged(
-                f"the loss or its gradient is {value.item()} at step {state.step + 1} of {self.steps} "
-                f"(epoch {state.step // self.steps_per_epoch + 1}, questions {names}, ...); {kept}"
-                "try a lower learning rate"
-            )
+            raise self._diverged(f"the loss or its gradient is {value.item()}", state, examples)
+
+    def _diverged(self, what: str, state: TrainingState, examples: Sequence[Example]) -> TrainingDiverged:
+        names = ", ".join(example.id for example in examples[:3])
+        saved = self.checkpoint is not None and self.checkpoint.exists()
+        kept = f"the last good state is kept in {self.checkpoint}; " if saved else ""
+        return TrainingDiverged(
+            f"{what} at step {state.step + 1} of {self.steps} "
+            f"(epoch {state.step // self.steps_per_epoch + 1}, questions {names}, ...); {kept}"
+            "try a lower learning rate"
+        )
 
     # Evaluation -----------------------------------------------------------------------------------------------------
 
@@ -188,7 +195,10 @@ class Fit:
         state.train_nll = (0.0, 0)
         if epoch % self.config.eval_every and epoch != self._epochs:
             return
-        metrics = dict(self.validate())
+        try:
+            metrics = dict(self.validate())
+        except ArithmeticError as error:
+            raise TrainingDiverged(f"evaluation after step {state.step} of {self.steps}: {error}") from error
         state.history.append({"epoch": epoch, "step": state.step, "train_nll": total / count, "validation": metrics})
         self.report.say(
             f"epoch {epoch}/{self._epochs}: train nll {total / count:.4f}, validation "
@@ -226,6 +236,10 @@ class Fit:
 
     def _save(self, state: TrainingState) -> None:
         if self.checkpoint is not None:
+            if not all(bool(torch.isfinite(p).all()) for p in self._parameters.values()):
+                raise TrainingDiverged(
+                    f"a parameter is no longer finite after step {state.step} of {self.steps}; try a lower learning rate"
+                )
             save_checkpoint(self.checkpoint, state, self._parameters, self._optimiser, self.run)
 
     def _groups(self) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ import torch
 
 from bayeslora.adapter import BayesLoraConfig
 from bayeslora.errors import InputError
-from bayeslora.files import write_json
+from bayeslora.files import tensor_failures, write_json
 from bayeslora.methods import find_method
 from bayeslora.models import LoadedModel, load_model
 from bayeslora.predict.predictions import Predictions, main_metrics
@@ -34,7 +34,7 @@ from bayeslora.train.config import AdapterConfig, RunConfig, flatten, resolve, t
 from bayeslora.train.directory import RunDirectory
 from bayeslora.train.environment import describe_environment, peak_memory
 from bayeslora.train.fit import Example, Fit
-from bayeslora.train.trackers import tracking
+from bayeslora.train.trackers import require_trackers, tracking
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -64,6 +64,10 @@ class Place:
     loaded: LoadedModel | None = None
     trunk: TrunkCache | None = None
 
+    def __post_init__(self) -> None:
+        if not self.checkpoint_seconds >= 0:
+            raise InputError(f"checkpoint_seconds is {self.checkpoint_seconds}; give a number of at least 0")
+
 
 def train(config: RunConfig, out: str | Path, place: Place | None = None, *, force: bool = False) -> dict[str, Any]:
     """Run, or go on with, what the settings say, in the directory ``out``; returns what ``result.json`` holds.
@@ -78,11 +82,13 @@ def train(config: RunConfig, out: str | Path, place: Place | None = None, *, for
     config = resolve(config)
     directory = RunDirectory(Path(out))
     with directory.locked():
-        directory.claim(to_dict(config), force=force)
-        if directory.result.exists():
-            place.report.say(f"{directory.path}: the run is done already")
-            return directory.read_result()
-        return _Run(config, directory, place).execute()
+        if not force:
+            directory.require_free_or_same(to_dict(config))
+            if directory.result.exists():
+                directory.checkpoint.unlink(missing_ok=True)  # of a run that was killed when it was all but done
+                place.report.say(f"{directory.path}: the run is done already")
+                return directory.read_result()
+        return _Run(config, directory, place, force=force).execute()
 
 
 def adapt(loaded: LoadedModel, config: RunConfig) -> PeftModel:
@@ -105,7 +111,8 @@ def adapt(loaded: LoadedModel, config: RunConfig) -> PeftModel:
         return get_peft_model(loaded.model, peft_config)
     except ValueError as error:
         raise InputError(
-            f"{loaded.name} cannot be adapted at {', '.join(adapter.targets)}: {error}; name its modules with --targets"
+            f"{loaded.name} cannot be adapted at {', '.join(adapter.targets)}: {str(error).rstrip('.')}; its linear modules "
+            f"are {', '.join(_linear_modules(loaded.model))}"
         ) from error
 
 
@@ -150,21 +157,35 @@ class _Part:
 
 
 class _Run:
-    def __init__(self, config: RunConfig, directory: RunDirectory, place: Place) -> None:
+    def __init__(self, config: RunConfig, directory: RunDirectory, place: Place, *, force: bool) -> None:
         self.config = config
         self.directory = directory
         self.place = place
         self.report = place.report
+        self.force = force
 
     def execute(self) -> dict[str, Any]:
+        """All input is checked before the directory is touched: a mistake costs no earlier run."""
+        require_trackers(self.place.report_to)
         splits = self._read()
         loaded = self.place.loaded or load_base(self.config, self.place.device)
         parts = {name: self._encode(split.items, loaded) for name, split in splits.items()}
         model = adapt(loaded, self.config)
+        try:
+            return self._train(model, loaded, splits, parts)
+        finally:
+            model.unload()  # the base model may be somebody else's
+
+    def _train(
+        self, model: PeftModel, loaded: LoadedModel, splits: Mapping[str, Split], parts: Mapping[str, _Part]
+    ) -> dict[str, Any]:
         if self.config.training.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         scorer = make_scorer(model, loaded, self.config, self.place.trunk)
         predictor = make_predictor(scorer, loaded, self.config)
+        self.directory.claim(to_dict(self.config), force=self.force)
+        encoded = [item for part in parts.values() for item in part.encoded]
+        scorer.prepare(encoded, self.config.prediction.batch_tokens, self.report.stage("computing the frozen layers"))
         state = self._fit(scorer, predictor, parts)
         start = time.perf_counter()
         test = parts["test"]
@@ -172,7 +193,6 @@ class _Run:
         seconds = time.perf_counter() - start
         result = self._result(splits, model, state, predictions, seconds, scorer.device)
         self._write(model, predictions, result)
-        model.unload()
         return result
 
     def _read(self) -> dict[str, Split]:
@@ -187,7 +207,10 @@ class _Run:
         for name, split in splits.items():
             if not split.items:
                 raise InputError(f"task {self.config.task!r}: its {name} split is empty; a run needs all three")
-            require_gold(split)
+            try:
+                require_gold(split)
+            except InputError as error:
+                raise InputError(f"task {self.config.task!r}, {name} split: {error}") from error
         return splits
 
     def _encode(self, items: tuple[Item, ...], loaded: LoadedModel) -> _Part:
@@ -267,9 +290,16 @@ def _save_adapter(model: PeftModel, path: Path) -> None:
     """Write the adapter's directory, whole or not at all."""
     partial = path.with_name(f"{path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    model.save_pretrained(str(partial))
+    with tensor_failures(path):
+        model.save_pretrained(str(partial))
     shutil.rmtree(path, ignore_errors=True)
     partial.rename(path)
+
+
+def _linear_modules(model: torch.nn.Module) -> list[str]:
+    """Names of modules that can be adapted, without the path to them."""
+    linear = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear))
+    return sorted({name.rpartition(".")[2] for name in linear})
 
 
 def _layer_indices(loaded: LoadedModel, adapter: AdapterConfig) -> list[int] | None:

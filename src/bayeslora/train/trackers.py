@@ -26,7 +26,6 @@ def tracking(names: Sequence[str], directory: Path, config: Mapping[str, Any]) -
         return
     from accelerate import Accelerator
 
-    _require_installed(names)
     accelerator = Accelerator(log_with=list(names), project_dir=directory, cpu=True)
     accelerator.init_trackers("bayeslora", {name: _plain(value) for name, value in config.items()})
     try:
@@ -35,7 +34,10 @@ def tracking(names: Sequence[str], directory: Path, config: Mapping[str, Any]) -
         accelerator.end_training()
 
 
-def _require_installed(names: Sequence[str]) -> None:
+def require_trackers(names: Sequence[str]) -> None:
+    """Refuse trackers that do not exist or are not installed."""
+    if not names:
+        return
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 
     known = list(LOGGER_TYPE_TO_CLASS)

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from peft import PeftModel
+from peft.utils import CONFIG_NAME
 
 from bayeslora.adapter import BayesLoraModel
 from bayeslora.errors import InputError
-from bayeslora.metrics import entropy_split
+from bayeslora.files import replacing
+from bayeslora.metrics import entropy, entropy_split
 from bayeslora.models import LoadedModel
-from bayeslora.predict.calibrate import Calibration, choose_scale, choose_threshold, fit_temperature
+from bayeslora.predict.calibrate import Calibration, choose_scale, choose_threshold, describe_target, fit_temperature
 from bayeslora.predict.predictions import Predictions, main_metrics
 from bayeslora.predict.predictor import Predictor
 from bayeslora.progress import Reporter, Silent
@@ -72,15 +75,15 @@ class TrainedModel:
         """Predictions as answers, one by one."""
         abstains = self.calibration.abstains(predictions.probabilities)
         draws = predictions.probabilities[None] if predictions.draws is None else predictions.draws
-        split = entropy_split(draws)
+        total, epistemic = entropy(predictions.probabilities), entropy_split(draws).epistemic
         return [
             Answer(
                 answer=None if abstains[row] else item.options[predictions.choices[row]].strip(),
                 confidence=float(predictions.probabilities[row].max()),
                 choices=tuple(option.strip() for option in item.options),
                 probabilities=tuple(predictions.probabilities[row, : len(item.options)].tolist()),
-                entropy=float(split.total[row]),
-                epistemic=float(split.epistemic[row]),
+                entropy=float(total[row]),
+                epistemic=float(epistemic[row]),
                 abstains=bool(abstains[row]),
             )
             for row, item in enumerate(predictions.items)
@@ -105,6 +108,8 @@ class TrainedModel:
 
         Everything is chosen on held-out questions: those of the validation split, unless told otherwise.
         """
+        if error_rate is not None or coverage is not None:
+            describe_target(error_rate, coverage)  # refused now rather than when all is computed
         name = task or self.config.task
         items = load_task(name, data_dir).load(split).items
         require_gold(items)
@@ -114,7 +119,7 @@ class TrainedModel:
         except BaseException:
             self._tuner.posterior_scale = kept
             raise
-        self.calibration = replace(found, samples=self.samples, task=name, split=split)
+        self.calibration = replace(found, samples=self.samples or None, task=name, split=split)
         self._keep_calibration()
         return self.calibration
 
@@ -149,8 +154,10 @@ class TrainedModel:
 
     def _keep_calibration(self) -> None:
         """Beside the adapter; the scale also where everybody who loads the adapter with PEFT gets it."""
+        with replacing(self.directory.adapter / CONFIG_NAME) as partial, TemporaryDirectory() as folder:
+            self.model.peft_config["default"].save_pretrained(folder)
+            partial.write_bytes((Path(folder) / CONFIG_NAME).read_bytes())
         self.calibration.save(self.directory.calibration)
-        self.model.peft_config["default"].save_pretrained(str(self.directory.adapter))
 
     def _predictor(self) -> Predictor:
         scorer = make_scorer(self.model, self.loaded, self.config, None)
@@ -176,8 +183,11 @@ def load_run(
         report: told how long work goes.
     """
     directory = RunDirectory(Path(path))
-    config = from_dict(directory.read_config())
-    if not (directory.adapter / "adapter_config.json").exists():
+    try:
+        config = from_dict(directory.read_config())
+    except InputError as error:
+        raise InputError(f"{directory.path}: holds no run that can be used: {error}") from error
+    if not (directory.adapter / CONFIG_NAME).exists():
         raise InputError(f"{directory.path}: has no adapter yet; give its train command again to go on with it")
     loaded = load_base(config, device)
     model: Any = PeftModel.from_pretrained(loaded.model, str(directory.adapter)).eval()

@@ -7,14 +7,21 @@ exchange.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from peft import PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import Trainer
 
+from bayeslora.adapter.config import BayesLoraConfig
 from bayeslora.adapter.holder import ATTRIBUTE, find_holder
-from bayeslora.posterior.kl import KL, KLScaling, kl_weight
+from bayeslora.adapter.layer import BayesLoraLinear
+from bayeslora.posterior.kl import KL, KLScaling
+from bayeslora.train.objective import KLWeight
+from bayeslora.train.optimise import parameter_kinds
 
 if TYPE_CHECKING:
     from transformers import Trainer as _Base
@@ -25,16 +32,29 @@ else:
 class BayesLoraTrainerMixin(_Base):
     """``class MyTrainer(BayesLoraTrainerMixin, Trainer)``: likelihood plus KL, logged apart.
 
+    Works with TRL's ``SFTTrainer`` in place of ``Trainer`` too. TRL multiplies by the output head's weight itself, which
+    would pass by an adapter on the head: then the loss is that of ``Trainer``, from logits.
+
     Attributes:
         kl_scaling: ``elbo`` (``beta / N``) or ``paper`` (``0.2 / steps per epoch``).
         kl_beta: multiplier of the KL's weight.
+        kl_warmup: share of the steps in which the KL's weight rises from zero.
+        rate_multipliers: learning rates of kinds of parameters relative to ``args.learning_rate``; by default those that
+            the posterior recommends.
     """
 
     kl_scaling: KLScaling = "elbo"
     kl_beta: float = 1.0
+    kl_warmup: float = 0.0
+    rate_multipliers: Mapping[str, float] | None = None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, model: Any = None, *args: Any, peft_config: Any = None, **kwargs: Any) -> None:
+        if isinstance(peft_config, BayesLoraConfig):  # so that the head can be hidden from TRL
+            model, peft_config = get_peft_model(model, peft_config), None
+        if peft_config is not None:
+            kwargs["peft_config"] = peft_config
+        with _hidden_head(model):
+            super().__init__(model, *args, **kwargs)
         restore_full_precision(self.model)
         self._kl_logs: dict[str, list[Tensor]] = {}
 
@@ -46,7 +66,9 @@ class BayesLoraTrainerMixin(_Base):
                 "the KL's weight needs the number of training examples: give a train_dataset with a length"
             )
         batch = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-        return kl_weight(self.kl_scaling, examples=len(self.train_dataset), batch_size=batch, beta=self.kl_beta)
+        weight = KLWeight(self.kl_scaling, self.kl_beta, self.kl_warmup)
+        step, steps = self.state.global_step, self.state.max_steps
+        return weight.at(step, steps, examples=len(self.train_dataset), batch_size=batch)
 
     def compute_loss(
         self,
@@ -56,7 +78,10 @@ class BayesLoraTrainerMixin(_Base):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """The trainer's own loss, and in training the KL at the same draw."""
-        result = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if _adapted_head(self.model) is None:
+            result = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        else:
+            result = Trainer.compute_loss(self, model, inputs, return_outputs, num_items_in_batch)
         if not self.model.training:
             return result
         loss, outputs = result if return_outputs else (result, None)
@@ -72,6 +97,40 @@ class BayesLoraTrainerMixin(_Base):
             by_model = self.model_accepts_loss_kwargs and num_items_in_batch is not None
             normalised = by_model or self.compute_loss_func is not None
         return self.current_gradient_accumulation_steps if normalised else 1
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Bound the gradient of posterior scales before the trainer clips everything by one norm.
+
+        The KL's gradient on them is larger than the data's by orders of magnitude, and would shrink it to nothing.
+        """
+        loss: Tensor = super().training_step(*args, **kwargs)
+        if self.args.max_grad_norm and self.accelerator.sync_gradients and not self.args.fp16:
+            parameters = dict(self.model.named_parameters())
+            scales = [parameters[name] for name, kind in parameter_kinds(self.model).items() if kind == "scale"]
+            torch.nn.utils.clip_grad_norm_(scales, self.args.max_grad_norm)
+        return loss
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        """The trainer's optimiser, with a group for each kind of the posterior's parameters."""
+        fresh = self.optimizer is None
+        optimiser: torch.optim.Optimizer = super().create_optimizer(*args, **kwargs)
+        if fresh:
+            kinds = parameter_kinds(self.model)
+            kind_of = {id(p): kinds[name] for name, p in self.model.named_parameters() if name in kinds}
+            multipliers = self._multipliers()
+            optimiser.param_groups[:] = [
+                {**group, "params": members, "lr": group["lr"] * multipliers.get(kind, 1.0)}
+                for group in optimiser.param_groups
+                for kind in dict.fromkeys(kind_of.values())
+                if (members := [p for p in group["params"] if kind_of[id(p)] == kind])
+            ]
+        return optimiser
+
+    def _multipliers(self) -> Mapping[str, float]:
+        if self.rate_multipliers is not None:
+            return self.rate_multipliers
+        holder = find_holder(self.model)
+        return {kind: rate for name in holder.active for kind, rate in holder.posterior(name).rate_multipliers.items()}
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """No weight decay on the posterior: it would pull scales away from what the KL asks for."""
@@ -91,6 +150,28 @@ class BayesLoraTrainerMixin(_Base):
 
 class BayesLoraTrainer(BayesLoraTrainerMixin, Trainer):
     """transformers' ``Trainer`` that maximises the ELBO."""
+
+
+def _adapted_head(model: nn.Module) -> BayesLoraLinear | None:
+    """The output head, if it has an adapter of ours."""
+    find: Any = getattr(model, "get_output_embeddings", lambda: None)
+    head = find()
+    return head if isinstance(head, BayesLoraLinear) else None
+
+
+@contextmanager
+def _hidden_head(model: Any) -> Iterator[None]:
+    """Inside the block an adapted output head looks like a plain one; TRL refuses to start otherwise."""
+    head = _adapted_head(model) if isinstance(model, PeftModel) else None
+    if head is None:
+        yield
+        return
+    base = model.get_base_model()
+    base.get_output_embeddings = head.get_base_layer
+    try:
+        yield
+    finally:
+        del base.get_output_embeddings
 
 
 def restore_full_precision(model: nn.Module) -> None:

@@ -1,0 +1,75 @@
+"""What every method must offer: presets that can be used, and a line that says what it is."""
+
+from dataclasses import fields
+
+import pytest
+
+from adapter.cases import adapted
+from bayeslora import find_holder
+from bayeslora.errors import InputError
+from bayeslora.methods import METHODS, find_method, find_preset
+from bayeslora.methods.base import COMMON, PAPER
+from bayeslora.posterior import InducingConfig
+from bayeslora.posterior.registry import POSTERIORS, posterior_config
+from bayeslora.train import RunConfig, TrainingConfig, resolve
+
+ALL = pytest.mark.parametrize("name", METHODS)
+PRESETS = pytest.mark.parametrize("preset", ["default", "paper"])
+TRAINING = {field.name for field in fields(TrainingConfig)}
+
+
+@ALL
+def test_a_method_is_found_under_its_own_name(name):
+    method = find_method(name)
+    assert method is METHODS[name] and method.name == name
+    assert method.posterior in POSTERIORS
+    assert {"default", "paper"} <= method.presets.keys()
+    assert method.description and "\n" not in method.description and not method.description.endswith(".")
+
+
+@ALL
+@PRESETS
+def test_presets_name_settings_that_exist(name, preset):
+    method = METHODS[name]
+    found = find_preset(method, preset)
+    assert found is method.presets[preset]
+    assert set(found.training) <= TRAINING
+    posterior_config(method.posterior, found.settings)  # refuses what the posterior does not know
+
+
+def test_common_and_published_settings_exist():
+    assert set(COMMON) <= TRAINING and set(PAPER) <= TRAINING
+    assert "learning_rate" not in COMMON  # each method has its own
+
+
+@ALL
+@PRESETS
+def test_presets_make_posteriors_that_are_trained_as_they_say(name, preset):
+    resolved = resolve(RunConfig(model="m", task="t", method=name, preset=preset))
+    method = METHODS[name]
+    model = adapted(posterior=method.posterior, settings=dict(resolved.adapter.settings), r=8)
+    posterior = find_holder(model).posterior("default")
+    kinds = {posterior.kind(parameter) for parameter, _ in posterior.named_parameters()}
+    assert set(resolved.training.rate_multipliers) <= kinds
+    assert resolved.training.learning_rate > 0
+
+
+def test_the_baseline_and_the_reference_method():
+    assert METHODS["lora"].posterior == "point" and METHODS["bayesian-lora"].posterior == "inducing"
+    assert not POSTERIORS[METHODS["lora"].posterior].stochastic
+    paper = find_preset(METHODS["bayesian-lora"], "paper")
+    assert InducingConfig(**paper.settings) == InducingConfig.preset("paper")
+    assert InducingConfig(**find_preset(METHODS["bayesian-lora"], "default").settings) == InducingConfig()
+
+
+def test_unknown_names_are_refused_with_the_closest_one():
+    with pytest.raises(
+        InputError, match=r"^unknown method 'Lora' \(did you mean 'lora'\?\); choose lora, bayesian-lora"
+    ):
+        find_method("Lora")
+    with pytest.raises(
+        InputError, match=r"^method 'lora' has no preset 'defalt' \(did you mean 'default'\?\); choose "
+    ):
+        find_preset(METHODS["lora"], "defalt")
+    with pytest.raises(InputError, match=r"^method 'lora' has no preset 'x'; choose default, paper$"):
+        find_preset(METHODS["lora"], "x")

@@ -1,0 +1,163 @@
+"""Files that are whole or not there, and telling how long work goes."""
+
+import io
+import json
+import math
+import os
+import stat
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from bayeslora.files import replacing, tensor_failures, write_json
+from bayeslora.progress import PlainLines, Silent, reporter
+
+
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_a_file_is_replaced_when_the_block_ends(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with replacing(path) as partial:
+        partial.write_text("new")
+        assert path.read_text() == "old" and partial.parent == path.parent
+    assert path.read_text() == "new" and names(tmp_path) == ["a.txt"]
+
+
+def test_a_new_file_is_made(tmp_path):
+    with replacing(tmp_path / "a.tar.gz") as partial:
+        partial.write_text("new")
+        assert not (tmp_path / "a.tar.gz").exists()
+    assert names(tmp_path) == ["a.tar.gz"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_block_that_fails_leaves_everything_as_it_was(tmp_path, error, there):
+    path = tmp_path / "a.txt"
+    if there:
+        path.write_text("old")
+    before = names(tmp_path)
+
+    def write():
+        with replacing(path) as partial:
+            partial.write_text("half")
+            raise error
+
+    with pytest.raises(error):
+        write()
+    assert names(tmp_path) == before
+    assert not there or path.read_text() == "old"
+
+
+def test_what_an_earlier_process_left_is_written_over(tmp_path):
+    (tmp_path / "a.txt.partial").write_text("a very long rest of a process that was killed")
+    with replacing(tmp_path / "a.txt") as partial:
+        partial.write_text("new")
+    assert (tmp_path / "a.txt").read_text() == "new" and names(tmp_path) == ["a.txt"]
+
+
+def test_a_block_that_writes_nothing_is_an_error_and_not_an_empty_file(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with pytest.raises(FileNotFoundError), replacing(path):
+        pass
+    assert path.read_text() == "old"
+
+
+def test_the_content_is_flushed_before_it_gets_its_name_and_the_name_after(tmp_path, monkeypatch):
+    """A machine that loses power must not find a file that is named but empty."""
+    events = []
+    sync, replace = os.fsync, os.replace
+
+    def kind(descriptor):
+        return "directory" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file"
+
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (events.append(kind(descriptor)), sync(descriptor))[1])
+    monkeypatch.setattr(os, "replace", lambda *paths: (events.append("rename"), replace(*paths))[1])
+    with replacing(tmp_path / "a.txt") as partial:
+        partial.write_text("new")
+    assert events == (["file", "rename"] if os.name == "nt" else ["file", "rename", "directory"])
+
+
+def test_json_is_written_for_people_too(tmp_path):
+    value = {"name": "naïve 中", "figures": [1, 0.1 + 0.2], "none": None}
+    write_json(tmp_path / "a.json", value)
+    text = (tmp_path / "a.json").read_text(encoding="utf-8")
+    assert json.loads(text) == value and "naïve 中" in text and text.endswith("}\n")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, object(), "\ud800"])
+def test_what_json_cannot_hold_leaves_the_old_file(tmp_path, value):
+    write_json(tmp_path / "a.json", 1)
+    with pytest.raises((ValueError, TypeError)):
+        write_json(tmp_path / "a.json", {"value": value})
+    assert (tmp_path / "a.json").read_text() == "1\n" and names(tmp_path) == ["a.json"]
+
+
+def test_what_safetensors_cannot_write_is_an_error_of_the_system(tmp_path):
+    path = tmp_path / "none" / "a.safetensors"
+    with pytest.raises(OSError, match=r"a\.safetensors: cannot be written"), tensor_failures(path):
+        save_file({"a": torch.zeros(1)}, path)
+
+
+# Progress -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("total", [1, 3, 4, 100])
+def test_plain_lines_tell_of_each_quarter_once(capsys, total):
+    advance = PlainLines().stage("training")
+    for done in range(total + 1):
+        advance(done, total)
+    advance(total, total)
+    told = capsys.readouterr()
+    lines = told.err.splitlines()
+    assert told.out == "" and lines == list(dict.fromkeys(lines))
+    assert lines[0] == "training: 0 %" and lines[-1] == "training: 100 %"
+    assert len(lines) == min(total, 4) + 1
+    assert all(int(line.split()[1]) <= 100 for line in lines)
+
+
+def test_stages_are_counted_apart(capsys):
+    plain = PlainLines()
+    first, second = plain.stage("one"), plain.stage("two")
+    first(1, 1)
+    second(0, 1)
+    plain.say("done")
+    assert capsys.readouterr().err == "one: 100 %\ntwo: 0 %\ndone\n"
+
+
+def test_nothing_to_do_is_done(capsys):
+    PlainLines().stage("training")(0, 0)
+    assert capsys.readouterr().err == "training: 0 %\n"
+
+
+def test_silence(capsys):
+    with reporter(quiet=True) as quiet:
+        quiet.stage("training")(1, 2)
+        quiet.say("a line")
+    assert isinstance(quiet, Silent) and capsys.readouterr() == ("", "")
+
+
+def test_lines_where_stderr_is_no_terminal(capsys):
+    with reporter(quiet=False) as lines:
+        lines.say("a [line]")
+    assert isinstance(lines, PlainLines) and capsys.readouterr() == ("", "a [line]\n")
+
+
+def test_a_bar_on_a_terminal_and_lines_between(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    with reporter(quiet=False) as bars:
+        advance = bars.stage("training")
+        for done in range(5):
+            advance(done, 4)
+        bars.say("epoch 1: [bold] nll 0.5")
+    assert "epoch 1: [bold] nll 0.5" in screen.getvalue()  # brackets are text, no mark-up

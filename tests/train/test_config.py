@@ -1,0 +1,362 @@
+"""Settings: what is filled in, what is refused and how, and that nothing is lost on the way to a file and back."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from bayeslora.errors import InputError
+from bayeslora.methods import METHODS, Method, Preset
+from bayeslora.methods.base import COMMON
+from bayeslora.posterior import InducingConfig
+from bayeslora.train import (
+    AdapterConfig,
+    DataConfig,
+    ModelConfig,
+    PredictionConfig,
+    RunConfig,
+    TrainingConfig,
+    resolve,
+)
+from bayeslora.train.config import _parse_pairs, differences, flatten, from_dict, to_dict
+
+PARTS = {
+    "data": DataConfig,
+    "loading": ModelConfig,
+    "adapter": AdapterConfig,
+    "training": TrainingConfig,
+    "prediction": PredictionConfig,
+}
+
+
+def run(**changes):
+    return RunConfig(**{"model": "m", "task": "t", **changes})
+
+
+def failure(action):
+    with pytest.raises(InputError) as error:
+        action()
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+# Filling in -----------------------------------------------------------------------------------------------------------
+
+PUBLISHED = {
+    "epochs": 10,
+    "batch_size": 8,
+    "weight_decay": 0.1,
+    "schedule": "multistep",
+    "milestones": (4, 6),
+    "label_smoothing": 0.1,
+    "learning_rate": 5e-4,
+    "warmup": 0.0,
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("preset", ["default", "paper"])
+def test_a_preset_leaves_nothing_open(method, preset):
+    resolved = resolve(run(method=method, preset=preset))
+    still_open = [name for name, value in vars(resolved.training).items() if value is None]
+    assert still_open == ["micro_batch"]
+    assert resolve(resolved) == resolved
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_paper_preset_is_what_was_published(method):
+    training = resolve(run(method=method, preset="paper")).training
+    assert {name: getattr(training, name) for name in PUBLISHED} == PUBLISHED
+    assert training.rate_multipliers == {}
+
+
+def test_presets_of_bayesian_lora():
+    default, paper = (resolve(run(preset=preset)) for preset in ("default", "paper"))
+    assert default.training.rate_multipliers == {"points": 20.0, "flow": 0.1}
+    assert (default.training.kl_scaling, paper.training.kl_scaling) == ("elbo", "paper")
+    assert default.adapter.settings == dataclasses.asdict(InducingConfig())
+    assert paper.adapter.settings == dataclasses.asdict(InducingConfig.preset("paper"))
+
+
+def test_a_method_of_ones_own_is_filled_in_from_its_preset_and_the_common_settings(monkeypatch):
+    preset = Preset({"members": 5}, {"learning_rate": 0.5, "epochs": 7})
+    monkeypatch.setitem(METHODS, "mine", Method("mine", "", "ensemble", {"default": preset}))
+    resolved = resolve(run(method="mine"))
+    assert resolved.adapter.settings == {"members": 5}
+    want = {**COMMON, "learning_rate": 0.5, "epochs": 7, "rate_multipliers": {}}
+    assert {name: getattr(resolved.training, name) for name in want} == want
+
+
+GIVEN = {
+    "epochs": 1,
+    "batch_size": 5,
+    "learning_rate": 0.125,
+    "rate_multipliers": {"flow": 3.0, "points": 0.0},
+    "weight_decay": 0.0,
+    "schedule": "constant",
+    "warmup": 0.0,
+    "milestones": (),
+    "label_smoothing": 0.0,
+    "kl_scaling": "elbo",
+    "kl_beta": 0.0,
+    "kl_warmup": 0.25,
+    "draws": 3,
+    "micro_batch": 2,
+    "clip": 9.0,
+    "eval_every": 3,
+    "patience": 0,
+    "cache_trunk": True,
+}
+
+
+def test_multipliers_that_are_not_given_stay_the_methods():
+    given = TrainingConfig(rate_multipliers={"flow": 3.0})
+    assert resolve(run(training=given)).training.rate_multipliers == {"points": 20.0, "flow": 3.0}
+    assert resolve(run(preset="paper", training=given)).training.rate_multipliers == {"flow": 3.0}
+
+
+@pytest.mark.parametrize("preset", ["default", "paper"])
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_given_value_wins_though_it_be_zero(preset, name):
+    given = TrainingConfig(**{name: GIVEN[name]})
+    resolved = resolve(run(preset=preset, training=given)).training
+    assert getattr(resolved, name) == GIVEN[name]
+    rest = [f.name for f in dataclasses.fields(TrainingConfig) if f.name != name]
+    plain = resolve(run(preset=preset)).training
+    assert {n: getattr(resolved, n) for n in rest} == {n: getattr(plain, n) for n in rest}
+
+
+def test_a_given_setting_of_the_posterior_wins_and_the_others_stay():
+    paper = resolve(run(preset="paper")).adapter.settings
+    changed = resolve(run(preset="paper", adapter=AdapterConfig(rank=4, settings={"flow_depth": 0}))).adapter
+    assert changed.settings == {**paper, "flow_depth": 0} and changed.rank == 4
+
+
+def test_resolving_changes_nothing_else():
+    config = run(seed=3, data=DataConfig(max_train=5), prediction=PredictionConfig(samples=9))
+    resolved = resolve(config)
+    for name in ("model", "task", "method", "preset", "seed", "data", "loading", "prediction"):
+        assert getattr(resolved, name) == getattr(config, name)
+    assert config.training == TrainingConfig() and config.adapter == AdapterConfig()
+
+
+# Refusals -------------------------------------------------------------------------------------------------------------
+
+REFUSED = [
+    ({"method": "bayesian-lorra"}, "unknown method 'bayesian-lorra' (did you mean 'bayesian-lora'?); choose lora, "),
+    ({"method": "?"}, "unknown method '?'; choose "),
+    ({"preset": "papr"}, "method 'bayesian-lora' has no preset 'papr' (did you mean 'paper'?); choose default, paper"),
+    (
+        {"adapter": AdapterConfig(settings={"flow_dept": 1})},
+        "settings of method 'bayesian-lora': posterior 'inducing' has no setting 'flow_dept'; it has ",
+    ),
+    (
+        {"adapter": AdapterConfig(settings={"flow_depth": -1})},
+        "settings of method 'bayesian-lora': flow_depth must be 0 (no flow) or more, got -1",
+    ),
+    (
+        {"adapter": AdapterConfig(settings={"flow_depth": "deep"})},
+        "settings of method 'bayesian-lora': flow_depth='deep' is of the wrong kind",
+    ),
+    (
+        {"method": "lora", "adapter": AdapterConfig(settings={"flow_depth": 1})},
+        "settings of method 'lora': posterior 'point' has no setting 'flow_depth'; it has none",
+    ),
+    (
+        {"training": TrainingConfig(rate_multipliers={"flwo": 1.0})},
+        "rate_multipliers has 'flwo' (did you mean 'flow'?); this method's parameters are diagonals, flow, mean, points, ",
+    ),
+    (
+        {"method": "lora", "training": TrainingConfig(rate_multipliers={"flow": 1.0})},
+        "rate_multipliers has 'flow'; this method's parameters are weights",
+    ),
+]
+
+
+@pytest.mark.parametrize("changes, message", REFUSED)
+def test_what_a_method_does_not_know_is_refused(changes, message):
+    assert failure(lambda: resolve(run(**changes))).startswith(message)
+
+
+def test_a_misspelt_setting_of_a_posterior_is_recognised():
+    message = failure(lambda: resolve(run(adapter=AdapterConfig(settings={"flow_dept": 1}))))
+    assert message.endswith("(did you mean 'flow_depth'?)")
+
+
+NAN, INF = float("nan"), float("inf")
+LEAST = "give at least "
+POSITIVE, NOT_NEGATIVE = "give a positive number", "give a number of at least 0"
+SHARE = "give a share of at least 0 and below 1"
+BAD = [
+    (DataConfig, "max_tokens", [1, 0, -5], LEAST + "2"),
+    (DataConfig, "max_train", [0, -1], LEAST + "1"),
+    (DataConfig, "scoring", ["leter"], "choose text, letter"),
+    (ModelConfig, "dtype", ["float64", "int8"], "choose auto, float32, bfloat16, float16"),
+    (ModelConfig, "bits", [3, 16], "choose 4, 8"),
+    (AdapterConfig, "rank", [0, -8], LEAST + "1"),
+    (AdapterConfig, "alpha", [0, -1.0, NAN, INF], POSITIVE),
+    (AdapterConfig, "layers", ["last:0", "last:", "last", "first:2", "last:-1", "last:1.5", "", "4"], "give 'all' or "),
+    (TrainingConfig, "epochs", [0, -1], LEAST + "1"),
+    (TrainingConfig, "batch_size", [0], LEAST + "1"),
+    (TrainingConfig, "micro_batch", [0], LEAST + "1"),
+    (TrainingConfig, "draws", [0], LEAST + "1"),
+    (TrainingConfig, "eval_every", [0], LEAST + "1"),
+    (TrainingConfig, "patience", [-1], LEAST + "0"),
+    (TrainingConfig, "learning_rate", [0.0, -1e-3, NAN, INF], POSITIVE),
+    (TrainingConfig, "clip", [0.0, -1.0, NAN, INF], POSITIVE),
+    (TrainingConfig, "weight_decay", [-0.1, NAN, INF], NOT_NEGATIVE),
+    (TrainingConfig, "kl_beta", [-0.1, NAN, INF], NOT_NEGATIVE),
+    (TrainingConfig, "warmup", [-0.1, 1.0, NAN], SHARE),
+    (TrainingConfig, "label_smoothing", [-0.1, 1.0, NAN], SHARE),
+    (TrainingConfig, "kl_warmup", [-0.1, 1.0, NAN], SHARE),
+    (TrainingConfig, "schedule", ["cosin", "Linear"], "choose linear, cosine, multistep, constant"),
+    (TrainingConfig, "kl_scaling", ["none"], "choose elbo, paper"),
+    (PredictionConfig, "samples", [-1], LEAST + "0"),
+    (PredictionConfig, "batch_tokens", [0], LEAST + "1"),
+    (RunConfig, "seed", [-1, NAN], NOT_NEGATIVE),
+    (RunConfig, "seed", [2**64], "give a number below 2^64"),
+]
+
+
+@pytest.mark.parametrize("kind, name, value, advice", [(k, n, v, a) for k, n, values, a in BAD for v in values])
+def test_values_out_of_range_are_refused_with_name_value_and_advice(kind, name, value, advice):
+    required = {"model": "m", "task": "t"} if kind is RunConfig else {}
+    message = failure(lambda: kind(**required, **{name: value}))
+    assert message.startswith(f"{name} is {value}") or message.startswith(f"{name} is {value!r}")
+    assert advice in message
+
+
+def test_other_refusals():
+    assert failure(lambda: AdapterConfig(targets=())) == "targets is empty; name at least one module, such as q_proj"
+    assert failure(lambda: TrainingConfig(milestones=(4, 0))) == "milestones is 0; give at least 1"
+    for value in (-1.0, "fast", None, NAN):
+        message = failure(lambda value=value: TrainingConfig(rate_multipliers={"flow": value}))
+        assert message == f"rate_multipliers flow is {value}; give a number of at least 0"
+    assert "(did you mean 'cosine'?)" in failure(lambda: TrainingConfig(schedule="cosin"))
+
+
+def test_every_choice_of_a_setting_is_allowed():
+    for name, kind, values in (
+        ("scoring", DataConfig, ["text", "letter"]),
+        ("bits", ModelConfig, [None, 4, 8]),
+        ("schedule", TrainingConfig, [None, "linear", "cosine", "multistep", "constant"]),
+        ("kl_scaling", TrainingConfig, [None, "elbo", "paper"]),
+    ):
+        assert [getattr(kind(**{name: value}), name) for value in values] == values
+
+
+@pytest.mark.parametrize("layers, count", [("all", None), ("last:1", 1), ("last:12", 12)])
+def test_layers(layers, count):
+    assert AdapterConfig(layers=layers).last_layers() == count
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+
+def changed(kind):
+    """A part with every field different from its default."""
+    other = {
+        "targets": ("a", "b"),
+        "layers": "last:2",
+        "settings": {"flow_depth": 0, "zero_start": None},
+        "scoring": "letter",
+        "dtype": "bfloat16",
+        "bits": 4,
+        "revision": "main",
+        **{name: value for name, value in GIVEN.items() if name != "rate_multipliers"},
+        "rate_multipliers": {"flow": 0.5, "points": 2.0},
+    }
+
+    def value(field):
+        if field.name in other:
+            return other[field.name]
+        return (not field.default) if isinstance(field.default, bool) else (field.default or 1) + 1
+
+    return kind(**{field.name: value(field) for field in dataclasses.fields(kind)})
+
+
+def all_changed():
+    return run(method="lora", preset="paper", seed=4, **{name: changed(kind) for name, kind in PARTS.items()})
+
+
+@pytest.mark.parametrize("make", [run, all_changed, lambda: resolve(run()), lambda: resolve(run(preset="paper"))])
+def test_a_run_comes_back_from_json(make):
+    config = make()
+    text = json.dumps(to_dict(config), allow_nan=False)
+    assert from_dict(json.loads(text)) == config
+    assert to_dict(from_dict(json.loads(text))) == to_dict(config)
+
+
+def test_every_field_is_in_the_file():
+    values = to_dict(all_changed())
+    plain = to_dict(run())
+    assert values.keys() == {field.name for field in dataclasses.fields(RunConfig)}
+    for name, kind in PARTS.items():
+        assert values[name].keys() == {field.name for field in dataclasses.fields(kind)}
+        same = [key for key, value in values[name].items() if value == plain[name][key]]
+        assert same == [], f"the test changes nothing in {same}"
+
+
+def test_what_is_missing_in_a_file_has_its_default():
+    assert from_dict({"model": "m", "task": "t", "training": {"epochs": 3}}) == run(training=TrainingConfig(epochs=3))
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"modle": "m"}, "unknown setting 'modle' (did you mean 'model'?); choose model, task, method, "),
+        ({"training": {"epoch": 3}}, "unknown setting 'epoch' (did you mean 'epochs'?); choose epochs, batch_size, "),
+        ({"training": {"epochs": 0}}, "epochs is 0; give at least 1"),
+        ({"training": {"schedule": "cosin"}}, "schedule is 'cosin' (did you mean 'cosine'?); choose "),
+        ({"data": None}, "settings of DataConfig are None; give a JSON object"),
+        ({"data": ["x"]}, "settings of DataConfig are ['x']; give a JSON object"),
+        ({"epochs": 3}, "unknown setting 'epochs'"),
+    ],
+)
+def test_files_that_say_something_unknown_are_refused(values, message):
+    assert failure(lambda: from_dict({"model": "m", "task": "t", **values})).startswith(message)
+
+
+@pytest.mark.parametrize("name", ["model", "task"])
+def test_files_that_lack_what_has_no_default_are_refused(name):
+    values = {key: "x" for key in ("model", "task") if key != name}
+    assert failure(lambda: from_dict(values)) == f"setting {name!r} is missing; give it"
+
+
+def test_names_of_settings_are_unique_so_that_they_can_be_flat():
+    names = [field.name for kind in PARTS.values() for field in dataclasses.fields(kind)]
+    own = [field.name for field in dataclasses.fields(RunConfig) if field.name not in PARTS]
+    assert len(names) + len(own) == len(set(names) | set(own))
+    flat = flatten(to_dict(all_changed()))
+    assert flat.keys() == {*names, *own}
+    assert flat["settings"] == {"flow_depth": 0, "zero_start": None} and flat["epochs"] == 1 and flat["seed"] == 4
+
+
+def test_differences_name_what_differs():
+    mine, other = to_dict(run(seed=1)), to_dict(run(training=TrainingConfig(epochs=3)))
+    assert differences(mine, mine) == []
+    assert differences(mine, other) == ["seed 1 is 0 there", "epochs None is 3 there"]
+    assert differences(mine, {**mine, "more": 1}) == ["more None is 1 there"]
+    nested = to_dict(run(adapter=AdapterConfig(settings={"flow_depth": 0})))
+    assert differences(to_dict(run()), nested) == ["settings {} is {'flow_depth': 0} there"]
+
+
+# Command line ---------------------------------------------------------------------------------------------------------
+
+
+def test_pairs_are_json_or_else_text():
+    words = ["a=1", "b=0.5", "c=true", "d=null", "e=text", "f=", "g=x=y", 'h="1"']
+    assert _parse_pairs(words) == {
+        "a": 1,
+        "b": 0.5,
+        "c": True,
+        "d": None,
+        "e": "text",
+        "f": "",
+        "g": "x=y",
+        "h": "1",
+    }
+    with pytest.raises(ValueError, match=re.escape("'flow_depth' is not NAME=VALUE")):
+        _parse_pairs(["flow_depth"])

@@ -1,0 +1,455 @@
+"""A trained run in use: evaluated, asked, calibrated."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from bayeslora import load_run
+from bayeslora.errors import InputError
+from bayeslora.predict.calibrate import DEFAULT_SCALES, Calibration
+from bayeslora.predict.predictions import read_predictions
+from bayeslora.tasks import load_task, require_gold
+from bayeslora.train import AdapterConfig, PredictionConfig, train
+from bayeslora.train.trained import TrainedModel
+from tasks.cases import write_lines
+from train import tiny
+from train.tiny import bayeslora, contents, question, read_json, run_config
+
+ASK = ("Is 3 even?", ["yes", "no"])
+WORDS = ["--question", "Is 3 even?", "--choice", "yes", "--choice", "no"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is done; not to be changed."""
+    out = tmp_path_factory.mktemp("trained") / "run"
+    train(run_config(), out)
+    return out
+
+
+@pytest.fixture
+def copied(trained: Path, tmp_path: Path) -> Path:
+    """The same for a test to change."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def calibrated(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, calibrated; not to be changed."""
+    out = Path(shutil.copytree(trained, tmp_path_factory.mktemp("calibrated") / "run"))
+    load_run(out).calibrate(coverage=0.5)
+    return out
+
+
+def refusal(capsys: pytest.CaptureFixture[str]) -> str:
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("bayeslora: ") and err.count("\n") == 1, err
+    return err
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
+    """What ``predict --json`` prints."""
+    assert bayeslora("predict", *words, "--json", "--quiet") == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return json.loads(out)
+
+
+# Evaluate -------------------------------------------------------------------------------------------------------------
+
+
+def test_evaluating_the_test_split_gives_the_runs_own_result(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = contents(trained)
+    assert bayeslora("evaluate", trained, "--json", "--quiet") == 0
+    told, result = json.loads(capsys.readouterr().out), read_json(trained / "result.json")
+    assert told["metrics"] == pytest.approx(result["metrics"]) and told["split"] == "test"
+    assert told["config"] == result["config"] and told["samples"] == 3
+    assert contents(trained) == before
+
+
+def test_evaluating_another_task_and_split(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = write_lines(tmp_path / "other.jsonl", [question(k, passage="Numbers.") for k in range(40, 60)])
+    for split, number in {"validation": 4, "train": 12}.items():
+        assert bayeslora("evaluate", trained, "--task", other, "--split", split, "--json", "--quiet") == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["task"] == str(other) and told["split"] == split
+        assert told["counts"] == {split: {"questions": number}}
+
+
+def test_an_evaluation_is_written_where_it_is_asked_for(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "deep" / "evaluation"
+    words = ["evaluate", trained, "--split", "validation", "--out", out]
+    assert bayeslora(*words) == 0
+    shown = capsys.readouterr().out
+    result = read_json(out / "result.json")
+    ids, probabilities, gold = read_predictions(out / result["predictions"])
+    assert len(ids) == tiny.SIZES["validation"]
+    nll = -np.log(probabilities[np.arange(len(gold)), gold]).mean()
+    assert result["metrics"]["nll"] == pytest.approx(nll) and f"{nll:.4f}" in shown
+
+    before = contents(out)
+    assert bayeslora(*words, "--samples", 1) == 2
+    assert "--force" in refusal(capsys) and contents(out) == before
+    assert bayeslora(*words, "--samples", 1, "--force", "--quiet") == 0
+    assert contents(out) != before and read_json(out / "result.json")["samples"] == 1
+
+
+def test_an_evaluation_never_lands_in_a_run_or_on_a_file(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = contents(trained)
+    assert bayeslora("evaluate", trained, "--out", trained, "--force") == 2
+    assert "holds a run" in refusal(capsys) and contents(trained) == before
+    (tmp_path / "file").write_text("mine")
+    assert bayeslora("evaluate", trained, "--out", tmp_path / "file", "--force") == 2
+    assert "is a file" in refusal(capsys) and (tmp_path / "file").read_text() == "mine"
+
+
+def test_questions_without_answers_cannot_be_evaluated(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [question(k, answer=None) for k in range(10)]
+    assert bayeslora("evaluate", trained, "--task", write_lines(tmp_path / "open.jsonl", rows), "--quiet") == 2
+    assert "has no answer" in refusal(capsys)
+
+
+def test_samples_are_as_asked(trained: Path) -> None:
+    items = load_task(tiny.task_directory()).test
+    draws = {n: load_run(trained, samples=n).predict(items).draws for n in (None, 0, 1, 5)}
+    assert {n: len(it) for n, it in draws.items()} == {None: 3, 0: 1, 1: 1, 5: 5}
+    assert not np.allclose(draws[0], draws[1])  # the mean is not a draw
+    model = load_run(trained, samples=5)
+    assert model.predict(items).probabilities == pytest.approx(draws[5].mean(0))
+
+
+def test_a_point_estimate_is_one_draw(tmp_path: Path) -> None:
+    train(run_config("lora"), tmp_path)
+    model = load_run(tmp_path, samples=8)
+    answer = model.ask(*ASK)
+    assert answer.epistemic == 0 and answer.entropy > 0
+    found = model.calibrate()
+    assert found.posterior_scale == 1 and found.temperature != 1
+
+
+@pytest.mark.parametrize("change", ["missing", "empty", "model", "unfinished", "unreadable"])
+def test_what_is_no_run_is_refused(
+    change: str, copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = copied
+    if change == "missing":
+        place = tmp_path / "nowhere"
+    elif change == "empty":
+        place = tmp_path
+    elif change == "model":
+        place = Path(tiny.model_directory())
+    elif change == "unfinished":
+        shutil.rmtree(copied / "adapter")
+    else:
+        (copied / "config.json").write_text('{"model"')
+    for verb in ("evaluate", "calibrate", "predict"):
+        assert bayeslora(verb, place, *(WORDS if verb == "predict" else []), "--quiet") == 2
+        err = refusal(capsys)
+        assert str(place) in err
+        assert ("train" in err) or change == "model"
+
+
+# Predict --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_question_is_answered_in_words(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bayeslora("predict", trained, *WORDS, "--quiet") == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    expected = load_run(trained).ask(*ASK)
+    assert [line.split() for line in lines] == [
+        [f"{p:.1%}", choice] for p, choice in zip(expected.probabilities, ASK[1], strict=True)
+    ]
+    assert last.startswith(f"answer: {expected.answer} (uncertainty {expected.entropy:.2f} nats")
+
+
+def test_a_question_is_answered_in_json(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = answer(capsys, trained, *WORDS)
+    assert told["choices"] == ["yes", "no"] and sum(told["probabilities"]) == pytest.approx(1)
+    assert told["answer"] == told["choices"][int(np.argmax(told["probabilities"]))]
+    assert told["confidence"] == max(told["probabilities"]) and told["abstains"] is False
+    assert 0 < told["epistemic"] < told["entropy"] < np.log(2) + 1e-9
+
+
+def test_the_passage_and_the_order_of_choices_are_read(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = answer(capsys, trained, *WORDS)
+    about = answer(capsys, trained, *WORDS, "--passage", "Three is an odd number.")
+    assert about["probabilities"] != pytest.approx(plain["probabilities"], abs=1e-4)
+    long = answer(capsys, trained, *WORDS, "--passage", "Three is an odd number. " * 200)  # cut from the left
+    assert sum(long["probabilities"]) == pytest.approx(1)
+
+
+def test_a_file_of_questions_is_answered_line_by_line(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [question(1), question(2, answer=None), {"question": "Wer?", "choices": ["ich", "dü", "er", "sie"]}]
+    file = write_lines(tmp_path / "questions.jsonl", rows)
+    assert bayeslora("predict", trained, "--input", file) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["id"] for line in lines[:2]] == ["q1", "q2"] and lines[2]["id"]
+    assert [line["choices"] for line in lines] == [row["choices"] for row in rows]
+    alone = load_run(trained).ask(rows[2]["question"], rows[2]["choices"])
+    assert lines[2]["probabilities"] == pytest.approx(alone.probabilities)  # whatever stands beside it
+
+
+@pytest.mark.parametrize(
+    "words, reason",
+    [
+        (["--question", "Why?"], "no choices"),
+        (["--question", "Why?", "--choice", "so"], "fewer than 2 choices"),
+        (["--question", "Why?", "--choice", "so", "--choice", ""], "empty choice"),
+        (["--question", "Why?", "--choice", "so", "--choice", " so "], "two choices are equal"),
+        (["--question", " ", "--choice", "so", "--choice", "not so"], "empty question"),
+        (["--question", "Why?", "--choice", "so", "--input", "file.jsonl"], "either --question"),
+        (["--choice", "so", "--choice", "not so"], "either --question"),
+        ([], "either --question"),
+        (["--input", "file.jsonl", "--choice", "so"], "--choice and --passage belong to --question"),
+        (["--input", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
+        (["--input", "questions.txt"], "questions.txt"),
+        (["--question", "Why?", "--choice", "so", "--choice", "not so", "--samples", "-1"], "samples is -1"),
+        (["--question", "Why?", "--choice", "so", "--choice", "not so", "--samples", "x"], "'x'"),
+    ],
+)
+def test_questions_that_cannot_be_asked_are_refused(
+    words: list[str], reason: str, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bayeslora("predict", trained, *words) == 2
+    err = refusal(capsys)
+    assert reason in err
+    assert "give" in err or "pass" in err or "--help" in err  # what to do
+
+
+@pytest.mark.parametrize("line", ["no json", "[]", '{"question": "x?"}', '{"question": "x?", "choices": "ab"}'])
+def test_a_file_with_a_bad_line_is_refused_with_its_number(
+    line: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_lines(tmp_path / "questions.jsonl", [question(1), line])
+    assert bayeslora("predict", trained, "--input", file) == 2
+    assert f"{file}, line 2" in refusal(capsys)
+
+
+def test_one_text_in_place_of_choices_is_refused(trained: Path) -> None:
+    with pytest.raises(InputError, match="one text"):
+        load_run(trained).ask("Is 3 even?", "yes")
+
+
+# Calibrate ------------------------------------------------------------------------------------------------------------
+
+
+def nll_at(model: TrainedModel, scale: float, temperature: float) -> float:
+    """On the validation split, computed here."""
+    items = load_task(tiny.task_directory()).validation
+    model.model.base_model.posterior_scale = scale
+    model.calibration = Calibration()
+    p = model.predict(items).probabilities ** (1 / temperature)
+    p /= p.sum(1, keepdims=True)
+    return float(-np.log(p[np.arange(len(items)), require_gold(items)]).mean())
+
+
+def test_scale_and_temperature_are_the_best_on_the_validation_split(calibrated: Path) -> None:
+    found = Calibration.load(calibrated / "adapter" / "calibration.json")
+    assert (found.task, found.split, found.samples) == (tiny.task_directory(), "validation", 3)
+    model = load_run(calibrated)
+    tried = {scale: nll_at(model, scale, 1.0) for scale in DEFAULT_SCALES}
+    assert found.posterior_scale == min(tried, key=tried.get) and len(set(tried.values())) == len(tried)
+    assert found.before["nll"] == pytest.approx(tried[1.0])
+    best = nll_at(model, found.posterior_scale, found.temperature)
+    assert found.after["nll"] == pytest.approx(best) and best < tried[1.0]
+    for other in (0.98, 1.02):
+        assert best < nll_at(model, found.posterior_scale, other * found.temperature)
+
+
+def test_the_scale_is_kept_where_stock_peft_finds_it(trained: Path, calibrated: Path) -> None:
+    scale = Calibration.load(calibrated / "adapter" / "calibration.json").posterior_scale
+    configs = [read_json(run / "adapter" / "adapter_config.json") for run in (trained, calibrated)]
+    assert scale != 1 and [it.pop("posterior_scale") for it in configs] == [1.0, scale]
+    for it in configs:
+        it["target_modules"].sort()
+    assert configs[0] == configs[1]
+    base = AutoModelForCausalLM.from_pretrained(tiny.model_directory(), dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, calibrated / "adapter")
+    assert model.posterior_scale == scale
+
+
+def test_calibration_changes_nothing_but_itself(trained: Path, calibrated: Path) -> None:
+    before, after = contents(trained), contents(calibrated)
+    assert after.keys() - before.keys() == {"adapter/calibration.json"}
+    assert {name for name in before if before[name] != after[name]} == {"adapter/adapter_config.json"}
+    assert train(run_config(), calibrated) == read_json(trained / "result.json")  # the run is still this run
+
+
+def test_predictions_follow_the_temperature(calibrated: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = Calibration.load(calibrated / "adapter" / "calibration.json")
+    model = load_run(calibrated, raw=True)
+    model.model.base_model.posterior_scale = found.posterior_scale
+    scaled = np.array(model.ask(*ASK).probabilities)
+    expected = scaled ** (1 / found.temperature)
+    told = answer(capsys, calibrated, *WORDS)
+    assert told["probabilities"] == pytest.approx(expected / expected.sum())
+    assert found.temperature != pytest.approx(1, abs=0.05)
+
+
+def test_raw_leaves_calibration_out(trained: Path, calibrated: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = answer(capsys, trained, *WORDS)
+    assert answer(capsys, calibrated, *WORDS, "--raw") == plain != answer(capsys, calibrated, *WORDS)
+    told = {}
+    for name, words in {"plain": [trained], "raw": [calibrated, "--raw"], "calibrated": [calibrated]}.items():
+        assert bayeslora("evaluate", *words, "--json", "--quiet") == 0
+        told[name] = json.loads(capsys.readouterr().out)
+    assert told["raw"]["metrics"] == told["plain"]["metrics"] != told["calibrated"]["metrics"]
+    assert told["raw"]["calibration"] == {"temperature": 1.0, "posterior_scale": 1.0}
+    assert told["calibrated"]["calibration"]["temperature"] != 1
+
+
+def test_the_model_keeps_quiet_below_the_threshold(calibrated: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    threshold = Calibration.load(calibrated / "adapter" / "calibration.json").threshold
+    items = load_task(tiny.task_directory()).validation
+    answers = (model := load_run(calibrated)).answers(model.predict(items))
+    assert {it.abstains for it in answers} == {True, False}
+    for it in answers:
+        assert it.abstains == (it.confidence < threshold) == (it.answer is None)
+    assert np.mean([not it.abstains for it in answers]) >= 0.5
+    unsure = next(item for item, it in zip(items, answers, strict=True) if it.abstains)
+    number = int(unsure.id.removeprefix("q"))
+    words = ["--question", f"Is {number} even?", *(w for c in question(number)["choices"] for w in ("--choice", c))]
+    assert bayeslora("predict", calibrated, *words, "--quiet") == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("not sure enough to answer")
+    assert answer(capsys, calibrated, *words)["answer"] is None
+
+
+def test_calibrating_again_needs_force(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bayeslora("calibrate", copied, "--error-rate", "0.5") == 0
+    out = capsys.readouterr().out
+    assert "temperature" in out and "error rate of at most 0.5" in out and "validation" in out
+    before = contents(copied)
+    assert bayeslora("calibrate", copied, "--coverage", "0.9") == 2
+    assert "--force" in refusal(capsys) and contents(copied) == before
+    assert bayeslora("calibrate", copied, "--coverage", "0.9", "--force", "--json", "--quiet") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == asdict(Calibration.load(copied / "adapter" / "calibration.json"))
+    assert told["target"] == "coverage of at least 0.9"
+
+
+def test_calibrating_again_starts_from_the_run_and_not_from_the_last_calibration(
+    copied: Path, calibrated: Path
+) -> None:
+    for _ in range(2):
+        assert bayeslora("calibrate", copied, "--coverage", "0.5", "--force", "--quiet") == 0
+    assert contents(copied)["adapter/calibration.json"] == contents(calibrated)["adapter/calibration.json"]
+    model = load_run(copied)
+    assert model.calibrate(coverage=0.5) == Calibration.load(calibrated / "adapter" / "calibration.json")
+
+
+@pytest.mark.parametrize(
+    "words, reason",
+    [
+        (["--error-rate", "0.5", "--coverage", "0.5"], "give exactly one"),
+        (["--error-rate", "2"], "error_rate is 2.0"),
+        (["--error-rate", "nan"], "error_rate is nan"),
+        (["--coverage", "0"], "coverage is 0.0"),
+        (["--task", "urn"], "did you mean 'urns'"),
+        (["--samples", "-3"], "samples is -3"),
+    ],
+)
+def test_a_calibration_that_cannot_be_asked_for_is_refused_before_any_work(
+    words: list[str], reason: str, copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(TrainedModel, "_choose", None)
+    before = contents(copied)
+    assert bayeslora("calibrate", copied, *words) == 2
+    assert reason in refusal(capsys) and contents(copied) == before
+
+
+def test_an_error_rate_out_of_reach_changes_nothing(
+    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = load_run(copied, samples=0)
+    rows = [question(k) for k in range(40, 50)]
+    for row in rows:  # of all answers the wrong one
+        row["answer"] = (row["choices"].index(model.ask(row["question"], row["choices"]).answer) + 1) % 2
+    task = tiny.write_task(tmp_path / "task", validation=rows)
+    before = contents(copied)
+    words = ["calibrate", copied, "--task", task, "--samples", 0, "--quiet"]
+    assert bayeslora(*words, "--error-rate", "0.2") == 2
+    assert "the least is 1" in refusal(capsys) and contents(copied) == before
+    with pytest.raises(InputError, match="is not reached"):
+        model.calibrate(str(task), error_rate=0.2)
+    assert model.calibration == Calibration() and model.model.posterior_scale == 1
+    assert bayeslora(*words, "--error-rate", "1") == 0
+
+
+def test_a_calibration_that_fails_leaves_the_model_as_it_was(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_run(copied)
+    plain, before = model.ask(*ASK), contents(copied)
+    monkeypatch.setattr("bayeslora.train.trained.choose_threshold", None)
+    with pytest.raises(TypeError):
+        model.calibrate(coverage=0.5)
+    assert model.ask(*ASK) == plain and contents(copied) == before
+
+
+def test_the_posterior_mean_is_calibrated_without_a_scale(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = answer(capsys, copied, *WORDS, "--samples", 0)
+    assert raw["epistemic"] == 0
+    assert bayeslora("calibrate", copied, "--samples", 0, "--quiet") == 0
+    capsys.readouterr()
+    found = Calibration.load(copied / "adapter" / "calibration.json")
+    assert found.posterior_scale == 1 and found.samples is None and found.temperature != 1
+    told = answer(capsys, copied, *WORDS, "--samples", 0)
+    expected = np.array(raw["probabilities"]) ** (1 / found.temperature)
+    assert told["probabilities"] == pytest.approx(expected / expected.sum())
+
+
+@pytest.mark.parametrize("file", ["adapter_config.json", "calibration.json"])
+def test_a_full_disk_while_calibrating_leaves_a_run_that_works(
+    file: str, copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replace_file = os.replace
+
+    def full(source: Any, target: Any) -> None:
+        if Path(target).name == file:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+        replace_file(source, target)
+
+    plain = answer(capsys, copied, *WORDS)
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "replace", full)
+        assert bayeslora("calibrate", copied, "--quiet") in (1, 2)
+    assert "No space left on device" in refusal(capsys)
+    assert not list((copied / "adapter").glob("*.partial"))
+    assert answer(capsys, copied, *WORDS) == plain
+    assert bayeslora("calibrate", copied, "--quiet") == 0
+
+
+def test_a_run_with_a_kept_trunk_is_used_like_any_other(tmp_path: Path) -> None:
+    config = run_config(adapter=AdapterConfig(rank=2, layers="last:1"), prediction=PredictionConfig(samples=2))
+    config = replace(config, training=replace(config.training, cache_trunk=True))
+    result = train(config, tmp_path)
+    model = load_run(tmp_path)
+    assert model.evaluate().metrics() == pytest.approx(result["metrics"], rel=1e-4)
+    assert model.calibrate(coverage=0.5).threshold is not None
+    assert sum(model.ask(*ASK).probabilities) == pytest.approx(1)
+
+
+def test_letters_are_scored_as_in_training(tmp_path: Path) -> None:
+    config = run_config()
+    result = train(replace(config, data=replace(config.data, scoring="letter")), tmp_path)
+    assert load_run(tmp_path).evaluate().metrics() == pytest.approx(result["metrics"])
