@@ -98,7 +98,6 @@ def adapt(loaded: LoadedModel, config: RunConfig) -> PeftModel:
     adapter = config.adapter
     peft_config = BayesLoraConfig(
         task_type="CAUSAL_LM",
-        base_model_name_or_path=loaded.name,
         posterior=find_method(config.method).posterior,
         settings=dict(adapter.settings),
         r=adapter.rank,
