@@ -84,7 +84,9 @@ def test_settings_from_a_flat_file(tmp_path: Path, resolved: list[dict[str, Any]
     assert config["adapter"]["settings"]["flow_depth"] == 0 and config["adapter"]["settings"]["whitened"] is False
     assert config["training"]["cache_trunk"] is True and config["training"]["gradient_checkpointing"] is False
     assert config["training"]["learning_rate"] == 1e-5 and config["training"]["milestones"] == [2, 3]
-    assert config["training"]["rate_multipliers"] == {"flow": 0.5} and config["data"]["max_train"] is None
+    assert (
+        config["training"]["rate_multipliers"] == {"points": 20.0, "flow": 0.5} and config["data"]["max_train"] is None
+    )
 
 
 def test_settings_from_a_nested_file(tmp_path: Path, resolved: list[dict[str, Any]]) -> None:
@@ -119,7 +121,7 @@ def test_a_run_from_the_settings_of_another_ends_like_it(tmp_path: Path) -> None
     assert bayeslora("train", "--config", config, "--out", tmp_path / "two", "--quiet") == 0
     assert outcome(tmp_path / "one") == outcome(tmp_path / "two")
     assert read_json(config)["adapter"]["settings"]["flow_depth"] == 0
-    assert read_json(config)["training"]["rate_multipliers"] == {"points": 2}
+    assert read_json(config)["training"]["rate_multipliers"] == {"points": 2, "flow": 0.1}
 
 
 @pytest.mark.parametrize(

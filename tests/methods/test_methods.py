@@ -3,15 +3,17 @@
 from dataclasses import fields
 
 import pytest
+import torch
 
-from adapter.cases import adapted
+from adapter.cases import adapted, base_model
 from bayeslora import find_holder
 from bayeslora.errors import InputError
 from bayeslora.methods import METHODS, find_method, find_preset
 from bayeslora.methods.base import COMMON, PAPER
 from bayeslora.posterior import InducingConfig
 from bayeslora.posterior.registry import POSTERIORS, posterior_config
-from bayeslora.train import RunConfig, TrainingConfig, resolve
+from bayeslora.train import AdapterConfig, RunConfig, TrainingConfig, resolve
+from bayeslora.train.optimise import parameter_groups
 
 ALL = pytest.mark.parametrize("name", METHODS)
 PRESETS = pytest.mark.parametrize("preset", ["default", "paper"])
@@ -63,9 +65,7 @@ def test_the_baseline_and_the_reference_method():
 
 
 def test_unknown_names_are_refused_with_the_closest_one():
-    with pytest.raises(
-        InputError, match=r"^unknown method 'Lora' \(did you mean 'lora'\?\); choose lora, bayesian-lora"
-    ):
+    with pytest.raises(InputError, match=r"^unknown method 'Lora' \(did you mean 'lora'\?\); choose lora, "):
         find_method("Lora")
     with pytest.raises(
         InputError, match=r"^method 'lora' has no preset 'defalt' \(did you mean 'default'\?\); choose "
@@ -73,3 +73,22 @@ def test_unknown_names_are_refused_with_the_closest_one():
         find_preset(METHODS["lora"], "defalt")
     with pytest.raises(InputError, match=r"^method 'lora' has no preset 'x'; choose default, paper$"):
         find_preset(METHODS["lora"], "x")
+
+
+def test_lora_plus_has_the_rates_of_pefts_optimiser():
+    from peft import LoraConfig, get_peft_model
+    from peft.optimizers import create_loraplus_optimizer
+
+    resolved = resolve(RunConfig(model="m", task="t", method="lora-plus", adapter=AdapterConfig(targets=("q_proj",))))
+    rate, decay = resolved.training.learning_rate, 0.01
+    ours = parameter_groups(adapted(posterior="point"), rate, decay, resolved.training.rate_multipliers)
+    lora = get_peft_model(base_model(), LoraConfig(target_modules=["q_proj"]))
+    theirs = create_loraplus_optimizer(
+        lora, torch.optim.AdamW, lr=rate, loraplus_lr_ratio=16, loraplus_weight_decay=decay
+    )
+    names = {id(parameter): name for name, parameter in lora.named_parameters()}
+    expected = {
+        names[id(p)].split(".lora_")[1][0]: group["lr"] for group in theirs.param_groups for p in group["params"]
+    }
+    assert {group["kind"][-1].upper(): pytest.approx(group["lr"]) for group in ours} == expected
+    assert {group["weight_decay"] for group in ours} == {decay}

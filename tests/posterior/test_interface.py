@@ -6,11 +6,14 @@ import pytest
 import torch
 
 from bayeslora.posterior import (
+    BlobPosterior,
+    DropoutPosterior,
     EnsembleConfig,
     EnsemblePosterior,
     InducingConfig,
     InducingPosterior,
     LayerShape,
+    MeanFieldPosterior,
     PointPosterior,
     build_posterior,
 )
@@ -30,6 +33,9 @@ def inducing(**settings):
 POSTERIORS = {
     "point": lambda layers, seed=0: PointPosterior(layers, seed=seed),
     "ensemble": lambda layers, seed=0: EnsemblePosterior(layers, EnsembleConfig(members=3), seed),
+    "meanfield": lambda layers, seed=0: MeanFieldPosterior(layers, seed=seed),
+    "dropout": lambda layers, seed=0: DropoutPosterior(layers, seed=seed).eval(),
+    "blob": lambda layers, seed=0: BlobPosterior(layers, seed=seed).eval(),
     "inducing": inducing(),
     "inducing-gaussian": inducing(flow_depth=0),
     "inducing-deep-flow": inducing(flow_depth=3, flow_hidden=8),
@@ -160,7 +166,7 @@ def test_scale_widens_the_draws_and_keeps_the_number_of_parameters(make):
         posterior.scale = scale
         draws = posterior.draw(200, torch.Generator().manual_seed(0))
         spread[scale] = draws["block0.q"].A.std(0).mean()
-    if isinstance(posterior, InducingPosterior):
+    if isinstance(posterior, (InducingPosterior, MeanFieldPosterior, BlobPosterior)):
         assert 3.5 < spread[2.0] / spread[0.5] < 4.5
     else:
         assert spread[2.0] == spread[0.5]

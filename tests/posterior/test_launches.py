@@ -6,10 +6,13 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bayeslora.posterior import (
+    BlobPosterior,
+    DropoutPosterior,
     EnsemblePosterior,
     InducingConfig,
     InducingPosterior,
     LayerShape,
+    MeanFieldPosterior,
     PointPosterior,
 )
 
@@ -48,6 +51,9 @@ def profiled_launches(function):
 
 
 POSTERIORS = {
+    "meanfield": MeanFieldPosterior,
+    "dropout": DropoutPosterior,
+    "blob": BlobPosterior,
     "inducing": lambda layers: InducingPosterior(layers),
     "inducing-deep": lambda layers: InducingPosterior(layers, InducingConfig(flow_depth=2)),
     "inducing-shared": lambda layers: InducingPosterior(layers, InducingConfig(share_inducing=True)),

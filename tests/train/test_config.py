@@ -69,7 +69,7 @@ def test_a_preset_leaves_nothing_open(method, preset):
 def test_the_paper_preset_is_what_was_published(method):
     training = resolve(run(method=method, preset="paper")).training
     assert {name: getattr(training, name) for name in PUBLISHED} == PUBLISHED
-    assert training.rate_multipliers == {}
+    assert training.rate_multipliers == ({"weights_b": 16.0} if method == "lora-plus" else {})
 
 
 def test_presets_of_bayesian_lora():

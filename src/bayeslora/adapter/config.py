@@ -16,7 +16,7 @@ class BayesLoraConfig(PeftConfig):
     """A distribution over LoRA factors as a PEFT method.
 
     Attributes:
-        posterior: which distribution: ``inducing`` (Bayesian-LoRA), ``point`` (LoRA), ``ensemble``.
+        posterior: which distribution: ``inducing`` (Bayesian-LoRA), ``point`` (LoRA), ``ensemble``, ``meanfield``, ``dropout``.
         settings: its settings, as a dictionary or as its dataclass
             (``settings=InducingConfig(flow_depth=2)``).
         r: rank of the update.

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from bayeslora.adapter.bridge import Bridge, uses_reentrant_checkpointing
 from bayeslora.adapter.tuner_module import TunerModule
 from bayeslora.posterior import KL, Factors, LayerFactors, Posterior
+from bayeslora.posterior.inner import Inner
 
 ATTRIBUTE = "weight_posterior"
 """Name of the holder on the base model. It must not contain PEFT's prefix of our method."""
@@ -35,6 +36,7 @@ class Draws:
     factors: Factors
     fingerprint: tuple[Any, ...]
     layers: Mapping[str, LayerFactors]
+    inners: Mapping[str, Inner]
 
 
 @dataclass
@@ -145,6 +147,10 @@ class PosteriorHolder(TunerModule):
             )
         return drawn.layers[layer]
 
+    def inner(self, adapter: str, layer: str) -> Inner | None:
+        """What one layer computes before ``B`` in the forward pass under way, if that is more than ``A x``."""
+        return self._drawn[adapter].inners.get(layer)
+
     def mean_update(self, adapter: str, layer: str) -> Tensor:
         """Mean of ``B A`` of one layer, ``[o, i]``, without the scaling."""
         with torch.no_grad():
@@ -228,7 +234,9 @@ class PosteriorHolder(TunerModule):
         return self._wrap(name, self.posterior(name).draw(n, generator))
 
     def _wrap(self, name: str, factors: Factors) -> Draws:
-        return Draws(factors, fingerprint(self.posterior(name)), {layer: factors[layer] for layer in factors})
+        layers = {layer: factors[layer] for layer in factors}
+        inners = {layer: inner for layer in factors if (inner := factors.inner(layer)) is not None}
+        return Draws(factors, fingerprint(self.posterior(name)), layers, inners)
 
     def _is_current(self, name: str, drawn: Draws) -> bool:
         return drawn.fingerprint == fingerprint(self.posterior(name))
@@ -246,17 +254,22 @@ class PosteriorHolder(TunerModule):
 
     def _build_bridge(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Give the layers leaves, and let the first activation connect them to the draw."""
-        names = self.active
-        connected = [t for name in names for pair in self._drawn[name].layers.values() for t in pair if t.requires_grad]
+        connected: list[Tensor] = []
+        for name in self.active:
+            drawn = self._drawn[name]
+            connected += [t for pair in drawn.layers.values() for t in pair if t.requires_grad]
+            connected += [t for inner in drawn.inners.values() for t in inner.tensors if t.requires_grad]
         bridge = self._bridge = Bridge(connected)
         leaves = iter(bridge.leaves)
-        for name in names:
+
+        def leaf(tensor: Tensor) -> Tensor:
+            return next(leaves) if tensor.requires_grad else tensor
+
+        for name in self.active:
             drawn = self._drawn[name]
-            layers = {
-                layer: LayerFactors(*(next(leaves) if t.requires_grad else t for t in pair))
-                for layer, pair in drawn.layers.items()
-            }
-            self._drawn[name] = replace(drawn, layers=layers)
+            layers = {layer: LayerFactors(*map(leaf, pair)) for layer, pair in drawn.layers.items()}
+            inners = {layer: inner.map(leaf) for layer, inner in drawn.inners.items()}
+            self._drawn[name] = replace(drawn, layers=layers, inners=inners)
         if kwargs.get("inputs_embeds") is not None:
             return args, {**kwargs, "inputs_embeds": bridge.cross(kwargs["inputs_embeds"])}
         embeddings = getattr(root, "get_input_embeddings", lambda: None)()

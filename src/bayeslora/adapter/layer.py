@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from bayeslora.adapter.holder import PosteriorHolder
 from bayeslora.adapter.tuner_module import TunerModule
 from bayeslora.posterior import LayerFactors, LayerShape
+from bayeslora.posterior.inner import Inner
 
 
 class BayesLoraLinear(TunerModule):
@@ -60,7 +61,8 @@ class BayesLoraLinear(TunerModule):
             return self._mixed(x, result, adapter_names)
         for name in self.active_adapters:
             if name in self.scaling:
-                result = add_update(x, result, self.holder.factors(name, self.name), self.scaling[name])
+                factors, inner = self.holder.factors(name, self.name), self.holder.inner(name, self.name)
+                result = add_update(x, result, factors, self.scaling[name], inner)
         return result
 
     def _mixed(self, x: Tensor, result: Tensor, adapter_names: list[str]) -> Tensor:
@@ -124,18 +126,25 @@ class BayesLoraLinear(TunerModule):
         return "bayeslora." + super().__repr__()
 
 
-def add_update(x: Tensor, result: Tensor, factors: LayerFactors, scaling: float) -> Tensor:
-    """``result + s · B (A x)``; with ``n`` draws the rows of ``x`` are ``n`` equal blocks, block ``k`` for draw ``k``."""
+def add_update(x: Tensor, result: Tensor, factors: LayerFactors, scaling: float, inner: Inner | None = None) -> Tensor:
+    """``result + s · B (A x)``; with ``n`` draws the rows of ``x`` are ``n`` equal blocks, block ``k`` for draw ``k``.
+
+    ``inner`` takes the place of ``A x`` where there is one.
+    """
     A, B = (factor.to(x) for factor in factors)  # precision, and device if the model is spread over several
     n = A.shape[0]
-    if n == 1:
+    if n == 1 and inner is None:
         return result + scaling * F.linear(F.linear(x, A[0]), B[0]).to(result.dtype)
     if x.shape[0] % n:
         raise ValueError(
             f"with {n} draws in use the batch must consist of {n} blocks of equal size, got a batch of {x.shape[0]}"
         )
-    blocks = x.reshape(n, -1, x.shape[-1])
-    update = torch.bmm(torch.bmm(blocks, A.mT), B.mT)
+    if inner is None:
+        hidden = torch.bmm(x.reshape(n, -1, x.shape[-1]), A.mT)
+    else:
+        rows = x.reshape(n, x.shape[0] // n, -1, x.shape[-1])
+        hidden = inner.map(lambda tensor: tensor.to(x))(rows, A).flatten(1, 2)
+    update = torch.bmm(hidden, B.mT)
     return result + scaling * update.view_as(result).to(result.dtype)
 
 

@@ -7,6 +7,7 @@ Exported adapters need nothing of this package: the scaling is folded into ``B``
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -104,14 +105,27 @@ def export_samples(
     if root.exists() and any(root.iterdir()):
         raise InputError(f"{root} is not empty; choose another directory for the exported adapters")
     layers = adapted_layers(model, adapter)
-    with torch.no_grad():
+    with torch.no_grad(), _evaluating(posterior):
         draws = posterior.draw(n, generator) if n > 0 else None
         mean = posterior.mean()
+    if draws is not None and draws.inners:
+        raise InputError(f"draws of {config.posterior!r} depend on the input: no LoRA adapter is equal to one")
     directories = [_write(root / "mean", model, config, mean, layers, adapter)]
     for k in range(n):
         assert draws is not None
         directories.append(_write(root / f"sample-{k:03d}", model, config, draws.pick(k), layers, adapter))
     return directories
+
+
+@contextmanager
+def _evaluating(posterior: Posterior) -> Iterator[None]:
+    """Inside the block draws are whole networks, as in prediction."""
+    training = posterior.training
+    posterior.eval()
+    try:
+        yield
+    finally:
+        posterior.train(training)
 
 
 def _write(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from bayeslora.errors import InputError, did_you_mean
-from bayeslora.methods import bayesian_lora, lora
+from bayeslora.methods import bayesian_lora, bbb, lora, lora_plus, mc_dropout
 from bayeslora.methods.base import Method, Preset
 
-METHODS: dict[str, Method] = {module.METHOD.name: module.METHOD for module in (lora, bayesian_lora)}
+METHODS: dict[str, Method] = {
+    module.METHOD.name: module.METHOD for module in (lora, lora_plus, mc_dropout, bbb, bayesian_lora)
+}
 
 
 def find_method(name: str) -> Method:

@@ -1,11 +1,14 @@
 """Distributions over the LoRA factors of all adapted layers at once. Needs nothing but torch."""
 
 from bayeslora.posterior.base import Factors, LayerFactors, Posterior
+from bayeslora.posterior.blob import BlobConfig, BlobPosterior
+from bayeslora.posterior.dropout import DropoutConfig, DropoutPosterior
 from bayeslora.posterior.ensemble import EnsembleConfig, EnsemblePosterior
 from bayeslora.posterior.inducing import InducingPosterior
 from bayeslora.posterior.inducing_config import InducingConfig
 from bayeslora.posterior.kl import KL, kl_weight
 from bayeslora.posterior.layers import LayerGroup, LayerShape
+from bayeslora.posterior.meanfield import MeanFieldConfig, MeanFieldPosterior
 from bayeslora.posterior.point import PointConfig, PointPosterior
 from bayeslora.posterior.projection import IllConditionedError, JitterWarning
 from bayeslora.posterior.registry import POSTERIORS, build_posterior
@@ -13,6 +16,10 @@ from bayeslora.posterior.registry import POSTERIORS, build_posterior
 __all__ = [
     "KL",
     "POSTERIORS",
+    "BlobConfig",
+    "BlobPosterior",
+    "DropoutConfig",
+    "DropoutPosterior",
     "EnsembleConfig",
     "EnsemblePosterior",
     "Factors",
@@ -23,6 +30,8 @@ __all__ = [
     "LayerFactors",
     "LayerGroup",
     "LayerShape",
+    "MeanFieldConfig",
+    "MeanFieldPosterior",
     "PointConfig",
     "PointPosterior",
     "Posterior",

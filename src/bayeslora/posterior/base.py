@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bayeslora.posterior.inner import Inner
 from bayeslora.posterior.kl import KL
 from bayeslora.posterior.layers import LayerGroup, LayerShape, group_by_shape, layer_positions
 
@@ -31,13 +32,15 @@ class Factors:
     group as ``[L, n, R, i]`` and ``[L, n, o, R]``. Block ``k`` of a batch uses draw ``k``, the same
     index in every layer, so one draw is one coherent network.
 
-    ``latents`` is what the posterior needs to evaluate its KL at this very draw.
+    ``latents`` is what the posterior needs to evaluate its KL at this very draw. ``inners`` is, for each group, what is
+    computed before ``B`` where that is more than ``A x``.
     """
 
     groups: tuple[LayerGroup, ...]
     A: tuple[Tensor, ...]
     B: tuple[Tensor, ...]
     latents: Any = None
+    inners: tuple[Inner, ...] = ()
 
     @property
     def n(self) -> int:
@@ -51,6 +54,11 @@ class Factors:
     def __getitem__(self, name: str) -> LayerFactors:
         group, row = self._positions[name]
         return LayerFactors(self.A[group][row], self.B[group][row])
+
+    def inner(self, name: str) -> Inner | None:
+        """What one layer computes before ``B``, if that is more than ``A x``."""
+        group, row = self._positions[name]
+        return self.inners[group].map(lambda tensor: tensor[row]) if self.inners else None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._positions)
@@ -67,7 +75,8 @@ class Factors:
         """One of the draws, as factors with ``n = 1``."""
         A = tuple(a[:, draw : draw + 1] for a in self.A)
         B = tuple(b[:, draw : draw + 1] for b in self.B)
-        return replace(self, A=A, B=B, latents=None)
+        inners = tuple(inner.map(lambda tensor: tensor[:, draw : draw + 1]) for inner in self.inners)
+        return replace(self, A=A, B=B, latents=None, inners=inners)
 
     def detach(self) -> Factors:
         """The same draws cut from the graph, without what the KL needs."""
@@ -76,6 +85,7 @@ class Factors:
             A=tuple(a.detach() for a in self.A),
             B=tuple(b.detach() for b in self.B),
             latents=None,
+            inners=tuple(inner.map(Tensor.detach) for inner in self.inners),
         )
 
 
@@ -103,7 +113,8 @@ class Posterior(nn.Module, ABC):
     """Whether draws differ at all."""
 
     parameter_kinds: ClassVar[Mapping[str, str]] = {}
-    """What the parameters whose names begin so are to an optimiser; all others are ``weights``."""
+    """What the parameters whose names begin so are to an optimiser; all others are ``weights``. Kinds that begin with
+    ``weights`` are point estimates, the only ones that weight decay is for."""
 
     rate_multipliers: ClassVar[Mapping[str, float]] = {}
     """Learning rates of kinds of parameters relative to the run's; 1 for those not named."""
@@ -213,6 +224,11 @@ class Posterior(nn.Module, ABC):
         source = generator.device if generator is not None else reference.device
         noise = torch.randn(tuple(shape), generator=generator, device=source, dtype=dtype)
         return noise.to(reference.device)
+
+    def _gaussian(self, mean: Tensor, sd: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
+        """``n`` draws ``[L, n, ...]`` of independent Gaussians with moments ``[L, ...]``."""
+        noise = self._noise((mean.shape[0], n, *mean.shape[1:]), generator)
+        return torch.addcmul(mean.unsqueeze(1), sd.unsqueeze(1), noise)
 
     def extra_repr(self) -> str:
         """Shown by ``print``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ class EnsemblePosterior(Posterior):
     """
 
     config_class = EnsembleConfig
+    parameter_kinds: ClassVar = {"A_": "weights_a", "B_": "weights_b"}
 
     @property
     def members(self) -> int:
@@ -62,8 +64,8 @@ class EnsemblePosterior(Posterior):
             torch.randperm(self.members, generator=generator, device=source) for _ in range(-(-n // self.members))
         ]
         chosen = torch.cat(rounds)[:n].to(self._reference.device)
-        stacks = (tuple(t.index_select(1, chosen) for t in self._stack(f)) for f in ("A", "B"))
-        return Factors(self.groups, *stacks)
+        A, B = (tuple(t.index_select(1, chosen) for t in self._stack(f)) for f in ("A", "B"))
+        return Factors(self.groups, A, B)
 
     def _mean(self) -> Factors:
         """``1/K Σ_k B_k A_k`` as one pair of factors of rank ``K R``: members side by side."""

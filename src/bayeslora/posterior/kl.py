@@ -49,6 +49,11 @@ def kl_weight(scaling: KLScaling, *, examples: int, batch_size: int, beta: float
     raise ValueError(f"unknown KL scaling {scaling!r}; choose 'elbo' or 'paper'")
 
 
+def gaussian_kl(mean: Tensor, sd: Tensor, prior_sd: float) -> Tensor:
+    """``KL(N(mean, diag sd²) ‖ N(0, prior_sd² I))``, summed over every entry (methods cards 6 and 7)."""
+    return standard_normal_kl(mean / prior_sd, sd / prior_sd)
+
+
 def standard_normal_kl(mean: Tensor, sd: Tensor) -> Tensor:
     """``KL(N(mean, diag sd²) ‖ N(0, I))``, summed over every entry."""
     return 0.5 * (sd.square() + mean.square() - 1.0 - 2.0 * sd.log()).sum()

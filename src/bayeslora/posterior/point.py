@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,7 +23,8 @@ class PointPosterior(Posterior):
     ``A`` starts Kaiming-uniform with ``a = √5`` (entries within ``± 1/√i``) and ``B`` at zero, as in LoRA.
     """
 
-    config_class = PointConfig
+    config_class: ClassVar[type] = PointConfig
+    parameter_kinds: ClassVar = {"A_": "weights_a", "B_": "weights_b"}
     stochastic = False
 
     def _initialise(self, generator: torch.Generator) -> None:
@@ -31,11 +33,11 @@ class PointPosterior(Posterior):
                 self._add(f"{factor}_{group.key}", value)
 
     def _draw(self, n: int, generator: torch.Generator | None) -> Factors:
-        stacks = (
+        A, B = (
             tuple(self._tensor(f"{factor}_{group.key}").unsqueeze(1).expand(-1, n, -1, -1) for group in self.groups)
             for factor in ("A", "B")
         )
-        return Factors(self.groups, *stacks)
+        return Factors(self.groups, A, B)
 
     def _mean(self) -> Factors:
         return self._draw(1, None)

@@ -8,15 +8,21 @@ from typing import Any
 
 from bayeslora.errors import did_you_mean
 from bayeslora.posterior.base import Posterior
+from bayeslora.posterior.blob import BlobPosterior
+from bayeslora.posterior.dropout import DropoutPosterior
 from bayeslora.posterior.ensemble import EnsemblePosterior
 from bayeslora.posterior.inducing import InducingPosterior
 from bayeslora.posterior.layers import LayerShape
+from bayeslora.posterior.meanfield import MeanFieldPosterior
 from bayeslora.posterior.point import PointPosterior
 
 POSTERIORS: dict[str, type[Posterior]] = {
     "inducing": InducingPosterior,
     "point": PointPosterior,
     "ensemble": EnsemblePosterior,
+    "dropout": DropoutPosterior,
+    "meanfield": MeanFieldPosterior,
+    "blob": BlobPosterior,
 }
 
 

@@ -40,7 +40,7 @@ def parameter_groups(
             "names": [name for name, own in kinds.items() if own == kind],
             "kind": kind,
             "lr": learning_rate * multipliers.get(kind, 1.0),
-            "weight_decay": weight_decay if kind == "weights" else 0.0,
+            "weight_decay": weight_decay if kind.startswith("weights") else 0.0,
         }
         for kind in dict.fromkeys(kinds.values())
     ]

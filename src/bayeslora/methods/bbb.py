@@ -1,0 +1,13 @@
+"""BBB: independent Gaussians on both factors, trained by Bayes by Backprop (methods card 6)."""
+
+from bayeslora.methods.base import PAPER, Method, Preset
+
+METHOD = Method(
+    name="bbb",
+    description="an independent Gaussian on every entry of both factors (Bayes by Backprop)",
+    posterior="meanfield",
+    presets={
+        "default": Preset(training={"learning_rate": 7e-4}),
+        "paper": Preset(training=PAPER),
+    },
+)

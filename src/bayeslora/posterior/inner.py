@@ -1,0 +1,68 @@
+"""What a layer computes before its factor ``B``, where that is more than ``A x``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner(ABC):
+    """The inner half of an update ``B · inner(x)``.
+
+    Attributes:
+        tensors: what it needs, stacked by layer like the factors, ``[L, n, ...]``; a layer gets its own row.
+    """
+
+    tensors: tuple[Tensor, ...] = ()
+
+    @abstractmethod
+    def __call__(self, x: Tensor, A: Tensor) -> Tensor:
+        """``[n, b, t, R]`` for inputs ``x [n, b, t, i]`` (draws, rows, positions) and ``A [n, R, i]``."""
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """The same with a function applied to all tensors."""
+        return replace(self, tensors=tuple(map(function, self.tensors)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputDropout(Inner):
+    """``A (z ⊙ x) / (1 − p)`` with ``z`` Bernoulli, drawn anew for every position (methods card 2)."""
+
+    p: float
+
+    def __call__(self, x: Tensor, A: Tensor) -> Tensor:
+        """See :class:`Inner`. Masks come from torch's global generator, which checkpointing restores."""
+        return F.dropout(x, self.p) @ A.mT.unsqueeze(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flipout(Inner):
+    """``A x + v ⊙ (N (u ⊙ x))`` with one noise ``N [n, R, i]`` and random signs ``u``, ``v`` (methods card 7).
+
+    Different signs make the noise of different rows all but independent, at the cost of one draw.
+
+    Attributes:
+        tensors: ``N``, the noise of ``A``.
+        per: what has signs of its own: every ``token``, or every ``sequence``, whose tokens then see the same weights.
+    """
+
+    per: Literal["token", "sequence"]
+
+    def __call__(self, x: Tensor, A: Tensor) -> Tensor:
+        """See :class:`Inner`. Signs come from torch's global generator, which checkpointing restores."""
+        (noise,) = self.tensors
+        n, rows, positions, features = x.shape
+        own = positions if self.per == "token" else 1
+        u, v = (_signs((n, rows, own, size), x) for size in (features, A.shape[1]))
+        return x @ A.mT.unsqueeze(1) + v * ((u * x) @ noise.mT.unsqueeze(1))
+
+
+def _signs(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    return torch.randint(0, 2, shape, device=like.device).to(like.dtype).mul_(2.0).sub_(1.0)

@@ -1,0 +1,87 @@
+"""BBB: independent Gaussians on every entry of both factors, trained by Bayes by Backprop (methods card 6)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bayeslora.posterior.base import Factors, Posterior
+from bayeslora.posterior.kl import KL, gaussian_kl
+from bayeslora.posterior.layers import LayerGroup
+from bayeslora.posterior.point import lora_start
+
+BAND = 0.5
+"""Width of the band of ``softplus⁻¹(σ)`` that standard deviations start in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanFieldConfig:
+    """Settings of :class:`MeanFieldPosterior`.
+
+    Attributes:
+        prior_sd: standard deviation ``σ_p`` of every entry under the prior.
+        init_sd: upper end of the standard deviations at the start.
+    """
+
+    prior_sd: float = 0.2
+    init_sd: float = 0.01
+
+    def __post_init__(self) -> None:
+        for name in ("prior_sd", "init_sd"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be positive and finite, got {value}")
+
+
+class MeanFieldPosterior(Posterior):
+    """``A ~ N(M_A, diag σ_A²)`` and ``B ~ N(M_B, diag σ_B²)`` with ``σ = softplus(ρ)``.
+
+    The means start as LoRA does. As ``σ_B`` is not zero, the update is pure noise at first.
+    """
+
+    config_class = MeanFieldConfig
+    config: MeanFieldConfig
+    parameter_kinds: ClassVar = {"mean_": "mean", "rho_": "scale"}
+
+    def _initialise(self, generator: torch.Generator) -> None:
+        top = math.log(math.expm1(self.config.init_sd))
+        for group in self.groups:
+            for factor, value in lora_start(group, generator).items():
+                self._add(f"mean_{factor}_{group.key}", value)
+                self._add(f"rho_{factor}_{group.key}", top - BAND * torch.rand(value.shape, generator=generator))
+
+    def _moments(self, factor: str, group: LayerGroup) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of a factor of all layers of a group, posterior scale included."""
+        mean, rho = (self._tensor(f"{name}_{factor}_{group.key}") for name in ("mean", "rho"))
+        return mean, self.scale * F.softplus(rho)
+
+    def _draw(self, n: int, generator: torch.Generator | None) -> Factors:
+        A, B = (
+            tuple(self._gaussian(*self._moments(factor, group), n, generator) for group in self.groups)
+            for factor in ("A", "B")
+        )
+        return Factors(self.groups, A, B)
+
+    def _mean(self) -> Factors:
+        """Both factors are independent, so the mean of the product is the product of the means."""
+        A, B = (tuple(self._moments(factor, group)[0].unsqueeze(1) for group in self.groups) for factor in ("A", "B"))
+        return Factors(self.groups, A, B)
+
+    def _start_from(self, factors: Factors) -> None:
+        for group, A, B in zip(self.groups, factors.A, factors.B, strict=True):
+            self.get_parameter(f"mean_A_{group.key}").copy_(A[:, 0])
+            self.get_parameter(f"mean_B_{group.key}").copy_(B[:, 0])
+
+    def _kl(self, factors: Factors | None, generator: torch.Generator | None) -> KL:
+        terms = [
+            gaussian_kl(*self._moments(factor, group), self.config.prior_sd)
+            for group in self.groups
+            for factor in ("A", "B")
+        ]
+        total = torch.stack(terms).sum()
+        return KL(total, torch.zeros_like(total))
