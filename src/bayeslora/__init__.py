@@ -5,9 +5,9 @@ Importing this package makes PEFT know the method ``bayeslora``. What needs PEFT
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from bayeslora._lazy import lazy_attributes
 from bayeslora._peft_hook import register_with_peft
 
 if TYPE_CHECKING:
@@ -28,10 +28,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'bayeslora' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazy_attributes(__name__, _HOMES)
 
 
 register_with_peft()
