@@ -10,11 +10,10 @@ import contextlib
 import io
 import json
 import logging
-import re
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
@@ -24,7 +23,8 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppend
 from tyro.extras import SubcommandApp
 
 from bayeslora import __version__
-from bayeslora.errors import InputError, did_you_mean
+from bayeslora.arguments import one_line, with_config
+from bayeslora.errors import InputError
 from bayeslora.progress import reporter
 from bayeslora.train.config import RunConfig, flatten, to_dict
 
@@ -393,7 +393,7 @@ def _run(arguments: Sequence[str]) -> int:
     from bayeslora.train.errors import TrainingDiverged
 
     try:
-        verb = _parse(_with_config(arguments) or ["--help"])
+        verb = _parse(with_config(arguments, _settings()) or ["--help"])
         with _hushed() if getattr(verb, "quiet", False) else contextlib.nullcontext():
             verb.run()
     except InputError as error:
@@ -403,6 +403,12 @@ def _run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return _complain("interrupted", 130)
     return 0
+
+
+def _settings() -> list[str]:
+    """Names that a file of settings may hold: everything ``train`` can be told but the file itself."""
+    own = [field.name for field in fields(Train) if field.name not in ("config", "experiment")]
+    return [*flatten(to_dict(RunConfig(model="", task=""))), *own]
 
 
 @contextlib.contextmanager
@@ -415,43 +421,6 @@ def _hushed() -> Iterator[None]:
             yield
     finally:
         logging.disable(logging.NOTSET)
-
-
-def _with_config(arguments: Sequence[str]) -> list[str]:
-    """``--config FILE`` of the verb ``train`` as the options that the file stands for, before those given as well."""
-    words = list(arguments)
-    if words[:1] != ["train"] or not any(word.split("=")[0] == "--config" for word in words):
-        return words
-    if sum(word.split("=")[0] == "--config" for word in words) > 1:
-        raise InputError("--config is given more than once; give one file, and what differs from it as options")
-    at = next(k for k, word in enumerate(words) if word.split("=")[0] == "--config")
-    if "=" not in words[at] and at + 1 == len(words):
-        raise InputError("--config needs the path of a JSON file")
-    taken = 1 if "=" in words[at] else 2
-    path = Path(words[at].partition("=")[2] or words[at + 1])
-    return ["train", *_options(path), *words[1:at], *words[at + taken :]]
-
-
-def _options(path: Path) -> Iterable[str]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as JSON ({error}); give a file of settings") from error
-    if not isinstance(values, dict):
-        raise InputError(f'{path}: holds no JSON object; give settings such as {{"model": "smollm2"}}')
-    known = [*flatten(to_dict(RunConfig(model="", task=""))), *(f.name for f in fields(Train))]
-    for name, value in flatten(values).items():
-        if name not in known or name in ("config", "experiment"):
-            raise InputError(f"{path}: unknown setting {name!r}{did_you_mean(name, known)}; see bayeslora train --help")
-        option = f"--{name.replace('_', '-')}"
-        if value is None or value is False:
-            continue
-        if isinstance(value, dict):
-            yield from (option, *(f"{key}={json.dumps(it)}" for key, it in value.items()))
-        elif isinstance(value, list):
-            yield from (option, *map(str, value))
-        else:
-            yield from ((option,) if value is True else (option, str(value)))
 
 
 def _complain(error: object, code: int) -> int:
@@ -470,24 +439,6 @@ def _parse(arguments: Sequence[str]) -> Verb:
     except SystemExit as end:
         if end.code:
             verb_help = " ".join(["bayeslora", *(word for word in arguments[:1] if word in VERBS), "--help"])
-            raise InputError(_one_line(complaint.getvalue()).replace("bayeslora --help", verb_help)) from None
+            raise InputError(one_line(complaint.getvalue()).replace("bayeslora --help", verb_help)) from None
         raise
     return verb
-
-
-_TYRO_WORDS = {
-    r"Error parsing __tyro-dummy-inner__\S*: ": "",
-    r"no type matching \{None\}\|(.+?) could be instantiated from (\[.*?\])\. Got errors: .*?;": r"\2 is not \1 ;",
-    r"invalid literal for int\(\) with base 10: ('.*?')": r"\1 is not INT",
-    r"could not convert string to float: ('.*?')": r"\1 is not FLOAT",
-}
-"""How tyro puts it, and how to say it without the names of its inner parts and of Python's."""
-
-
-def _one_line(box: str) -> str:
-    """The text of a box without its title. A rule across it, of dashes where stdout is not UTF-8, becomes a semicolon."""
-    rows = [row.strip("│╭╮╰╯ ") for row in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
-    text = " ".join(";" if set(row) <= set("─-") else row for row in rows[1:] if row)
-    for pattern, plain in _TYRO_WORDS.items():
-        text = re.sub(pattern, plain, text)
-    return text.replace(" ;", ";").strip("; ")
