@@ -1,5 +1,7 @@
 """The weight of the KL beside a mean log-likelihood."""
 
+from fractions import Fraction
+
 import pytest
 
 from bayeslora.posterior import kl_weight
@@ -20,9 +22,23 @@ def test_paper_weight_is_the_bound_with_beta_a_fifth_of_the_batch():
 
 
 def test_bad_arguments_are_refused():
-    with pytest.raises(ValueError, match="unknown KL scaling 'ebo'; choose 'elbo' or 'paper'"):
+    with pytest.raises(ValueError, match="unknown KL scaling 'ebo'; choose one of elbo, paper, blob"):
         kl_weight("ebo", examples=10, batch_size=2)
     with pytest.raises(ValueError, match="got 0 and 2"):
         kl_weight("elbo", examples=0, batch_size=2)
     with pytest.raises(ValueError, match="beta must be finite and not negative, got -1"):
         kl_weight("elbo", examples=5, batch_size=2, beta=-1)
+
+
+@pytest.mark.parametrize("examples, batch_size", [(1, 1), (10, 3), (64, 8), (5000, 4)])
+def test_blob_doubles_from_step_to_step_and_spends_its_budget_in_every_epoch(examples, batch_size):
+    """Card 7: ``π_j = 2^j / (2^(M+1) − 1)``, which sum to ``1 − 1 / (2^(M+1) − 1)``."""
+    cycle = -(-examples // batch_size)
+    for epoch in (0, 3):
+        weights = [
+            kl_weight("blob", examples=examples, batch_size=batch_size, beta=2.0, step=epoch * cycle + j)
+            for j in range(cycle)
+        ]
+        exact = [Fraction(2 * 2**j, 2 ** (cycle + 1) - 1) for j in range(1, cycle + 1)]
+        assert weights == pytest.approx([float(weight) for weight in exact])
+        assert sum(weights) == pytest.approx(2.0 * float(1 - Fraction(1, 2 ** (cycle + 1) - 1)))

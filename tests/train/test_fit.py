@@ -47,6 +47,8 @@ def settings(**changes):
         "kl_scaling": "elbo",
         "kl_beta": 1.0,
         "kl_warmup": 0.0,
+        "optimiser": "adamw",
+        "kl_rate": 0.01,
         "draws": 1,
         "patience": 0,
     }

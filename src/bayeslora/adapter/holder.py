@@ -106,6 +106,16 @@ class PosteriorHolder(TunerModule):
         terms = [self.posterior(name).kl(self._last_draw(name), self._noise_source(name)) for name in self.active]
         return KL(torch.stack([k.inducing for k in terms]).sum(), torch.stack([k.conditional for k in terms]).sum())
 
+    def penalty(self) -> Tensor | None:
+        """What training adds to the loss of the active adapters besides the KL."""
+        terms = [term for name in self.active if (term := self.posterior(name).penalty()) is not None]
+        return torch.stack(terms).sum() if terms else None
+
+    def after_step(self, step: int, steps: int) -> None:
+        """Tell the active adapters of an optimiser step (see :meth:`Posterior.after_step`)."""
+        for name in self.active:
+            self.posterior(name).after_step(step, steps)
+
     def _last_draw(self, name: str) -> Factors | None:
         """The draws of the last pass, unless that used the mean or the posterior has changed since."""
         drawn = self._drawn.get(name)
@@ -154,7 +164,10 @@ class PosteriorHolder(TunerModule):
     def mean_update(self, adapter: str, layer: str) -> Tensor:
         """Mean of ``B A`` of one layer, ``[o, i]``, without the scaling."""
         with torch.no_grad():
-            return self._mean(adapter).factors.product(layer)[0]
+            mean = self._mean(adapter).factors
+        if mean.inners:
+            raise ValueError(f"the update of adapter {adapter!r} depends on the input: there is no mean to merge")
+        return mean.product(layer)[0]
 
     @contextmanager
     def mixed(self, adapter_names: list[str], *, training: bool) -> Iterator[None]:
@@ -315,7 +328,8 @@ class _Restoring(AbstractContextManager[None]):
 
 def fingerprint(posterior: Posterior) -> tuple[Any, ...]:
     """Changes whenever the posterior is trained, loaded, moved, cast or scaled."""
-    return (posterior.scale, *((p.data_ptr(), _version(p), p.device, p.dtype) for p in posterior.parameters()))
+    tensors = (*posterior.parameters(), *posterior.buffers())
+    return (posterior.scale, *((t.data_ptr(), _version(t), t.device, t.dtype) for t in tensors))
 
 
 def _version(tensor: Tensor) -> int:

@@ -108,7 +108,7 @@ def export_samples(
     with torch.no_grad(), _evaluating(posterior):
         draws = posterior.draw(n, generator) if n > 0 else None
         mean = posterior.mean()
-    if draws is not None and draws.inners:
+    if mean.inners or (draws is not None and draws.inners):
         raise InputError(f"draws of {config.posterior!r} depend on the input: no LoRA adapter is equal to one")
     directories = [_write(root / "mean", model, config, mean, layers, adapter)]
     for k in range(n):

@@ -10,6 +10,8 @@ COMMON: Mapping[str, Any] = {
     "epochs": 4,
     "batch_size": 32,
     "weight_decay": 0.0,
+    "optimiser": "adamw",
+    "kl_rate": 0.01,
     "schedule": "linear",
     "warmup": 0.06,
     "milestones": (4, 6),

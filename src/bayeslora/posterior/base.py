@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -119,6 +119,10 @@ class Posterior(nn.Module, ABC):
     rate_multipliers: ClassVar[Mapping[str, float]] = {}
     """Learning rates of kinds of parameters relative to the run's; 1 for those not named."""
 
+    split: ClassVar[Mapping[str, Literal["kl", "both"]]] = {}
+    """Kinds of parameters that plain SGD moves where training is split: along the KL, while AdamW follows the likelihood,
+    or along ``both``, without AdamW."""
+
     def __init__(self, layers: Sequence[LayerShape], config: Any = None, seed: int = 0) -> None:
         super().__init__()
         self.config = self.config_class() if config is None else config
@@ -175,6 +179,16 @@ class Posterior(nn.Module, ABC):
         with self._full_precision():
             self._start_from(factors)
 
+    def penalty(self) -> Tensor | None:
+        """What training adds to the loss besides the KL, with its weight in it; nothing for most posteriors."""
+        return None
+
+    def after_step(self, step: int, steps: int) -> None:
+        """Told after each of ``steps`` optimiser steps, counted from 1, while the gradients are still there.
+
+        What a posterior remembers from step to step must be buffers: they are saved with checkpoints.
+        """
+
     def kind(self, name: str) -> str:
         """What a parameter is to an optimiser, by its name; ``scale`` is a logit whose gradient the KL dominates."""
         return next((kind for prefix, kind in self.parameter_kinds.items() if name.startswith(prefix)), "weights")
@@ -204,6 +218,10 @@ class Posterior(nn.Module, ABC):
     def _add(self, name: str, value: Tensor) -> None:
         self.register_parameter(name, nn.Parameter(value))
 
+    def _remember(self, name: str, value: Tensor, *, saved: bool = True) -> None:
+        """Register a tensor that is not trained: part of the adapter, or else of a run's checkpoints only."""
+        self.register_buffer(name, value, persistent=saved)
+
     @property
     def _reference(self) -> nn.Parameter:
         """Any parameter: tells device and dtype."""
@@ -213,9 +231,9 @@ class Posterior(nn.Module, ABC):
         return torch.autocast(self._reference.device.type, enabled=False)
 
     def _tensor(self, name: str) -> Tensor:
-        """A parameter by name, in at least float32 (trainers may have cast it to half precision)."""
-        parameter = self.get_parameter(name)
-        return parameter if parameter.dtype == torch.float64 else parameter.float()
+        """A parameter or buffer by name, in at least float32 (trainers may have cast it to half precision)."""
+        tensor: Tensor = getattr(self, name)
+        return tensor if tensor.dtype == torch.float64 else tensor.float()
 
     def _noise(self, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
         """Standard normal noise on the parameters' device."""

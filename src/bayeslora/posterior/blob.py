@@ -51,6 +51,7 @@ class BlobPosterior(Posterior):
     config_class = BlobConfig
     config: BlobConfig
     parameter_kinds: ClassVar = {"mean_": "mean", "root_": "scale", "B_": "weights_b"}
+    split: ClassVar = {"mean": "kl", "scale": "both"}
 
     def _initialise(self, generator: torch.Generator) -> None:
         low, high = self.config.init_root / math.sqrt(2.0), self.config.init_root

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-KLScaling = Literal["elbo", "paper"]
+KLScaling = Literal["elbo", "paper", "blob"]
 
 PAPER_KL_FACTOR = 0.2
 
@@ -32,11 +32,20 @@ class KL:
         return self.inducing + self.conditional
 
 
-def kl_weight(scaling: KLScaling, *, examples: int, batch_size: int, beta: float = 1.0) -> float:
+def kl_weight(scaling: KLScaling, *, examples: int, batch_size: int, beta: float = 1.0, step: int = 0) -> float:
     """Weight of the KL beside a *mean* log-likelihood (methods card 13, section 13.4).
 
     ``elbo`` is ``beta / N``, the bound per example. ``paper`` is ``0.2 / steps per epoch``, which
-    equals ``0.2 b / N`` and so weighs the KL by ``0.2 b`` relative to the bound.
+    equals ``0.2 b / N`` and so weighs the KL by ``0.2 b`` relative to the bound. ``blob`` is ``beta π_j`` with
+    ``π_j = 2^j / (2^(M+1) − 1)`` at the ``j``-th of the ``M`` steps of an epoch (card 7): the last steps carry nearly all
+    of it, and the sum over an epoch is about ``beta``, which weighs the KL by the batch size relative to the bound.
+
+    Args:
+        scaling: which of the three.
+        examples: ``N``.
+        batch_size: ``b``.
+        beta: multiplier.
+        step: optimiser steps done before this one; only ``blob`` asks.
     """
     if examples < 1 or batch_size < 1:
         raise ValueError(f"need examples >= 1 and batch_size >= 1, got {examples} and {batch_size}")
@@ -46,7 +55,11 @@ def kl_weight(scaling: KLScaling, *, examples: int, batch_size: int, beta: float
         return beta / examples
     if scaling == "paper":
         return beta * PAPER_KL_FACTOR / math.ceil(examples / batch_size)
-    raise ValueError(f"unknown KL scaling {scaling!r}; choose 'elbo' or 'paper'")
+    if scaling == "blob":
+        cycle = math.ceil(examples / batch_size)
+        j = step % cycle + 1
+        return beta * 2.0 ** (j - cycle - 1) / (1.0 - 2.0 ** -(cycle + 1))
+    raise ValueError(f"unknown KL scaling {scaling!r}; choose one of {', '.join(get_args(KLScaling))}")
 
 
 def gaussian_kl(mean: Tensor, sd: Tensor, prior_sd: float) -> Tensor:

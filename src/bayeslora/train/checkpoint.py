@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayeslora.errors import InputError
 from bayeslora.files import replacing, tensor_failures
@@ -49,9 +49,9 @@ class TrainingState:
 
 
 def save_checkpoint(
-    path: Path, state: TrainingState, parameters: Mapping[str, nn.Parameter], optimiser: torch.optim.Optimizer, run: str
+    path: Path, state: TrainingState, parameters: Mapping[str, Tensor], optimiser: torch.optim.Optimizer, run: str
 ) -> None:
-    """Write the state of a run; ``run`` tells it from other runs."""
+    """Write the state of a run: parameters, buffers and the rest; ``run`` tells it from other runs."""
     tensors = {f"parameter.{name}": parameter.detach() for name, parameter in parameters.items()}
     tensors |= {f"best.{name}": value for name, value in state.best.items()}
     for name, parameter in parameters.items():
@@ -64,7 +64,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    path: Path, parameters: Mapping[str, nn.Parameter], optimiser: torch.optim.Optimizer, run: str
+    path: Path, parameters: Mapping[str, Tensor], optimiser: torch.optim.Optimizer, run: str
 ) -> TrainingState:
     """Bring parameters and optimiser back to where the file says; returns the rest of the state."""
     try:
@@ -86,7 +86,7 @@ def load_checkpoint(
 
 
 def _restore_optimiser(
-    optimiser: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
+    optimiser: torch.optim.Optimizer, parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
 ) -> None:
     for name, value in tensors.items():
         if name.startswith("optimiser."):

@@ -121,6 +121,10 @@ class TrainingConfig:
     """Questions computed at once, to save memory; the step stays the same but for its noise."""
     learning_rate: float | None = None
     """Learning rate of AdamW."""
+    optimiser: Literal["adamw", "split"] | None = None
+    """adamw takes the whole objective; split leaves the KL to plain SGD, as BLoB was published."""
+    kl_rate: float | None = None
+    """Learning rate of that SGD."""
     rate_multipliers: Annotated[Mapping[str, float] | None, _Pairs] = None
     """Learning rates of kinds of parameters relative to learning_rate, such as flow=0.1; others stay the method's."""
     weight_decay: float | None = None
@@ -133,8 +137,8 @@ class TrainingConfig:
     """Epochs after which schedule multistep divides the learning rate by 10."""
     label_smoothing: float | None = None
     """Share of the target that is spread over the options."""
-    kl_scaling: Literal["elbo", "paper"] | None = None
-    """Weight of the KL: elbo is kl_beta / N, paper is 0.2 / steps per epoch."""
+    kl_scaling: Literal["elbo", "paper", "blob"] | None = None
+    """Weight of the KL: elbo is kl_beta / N, paper 0.2 / steps per epoch, blob doubles from step to step of an epoch."""
     kl_beta: float | None = None
     """Multiplier of the KL's weight."""
     kl_warmup: float | None = None
@@ -164,8 +168,9 @@ class TrainingConfig:
         for name in ("warmup", "label_smoothing", "kl_warmup"):
             if getattr(self, name) is not None:
                 _share(name, getattr(self, name))
-        if self.learning_rate is not None:
-            _positive("learning_rate", self.learning_rate)
+        for name in ("learning_rate", "kl_rate"):
+            if getattr(self, name) is not None:
+                _positive(name, getattr(self, name))
         _positive("clip", self.clip)
         _at_least("eval_every", self.eval_every, 1)
         _at_least("patience", self.patience, 0)
@@ -236,6 +241,8 @@ def resolve(config: RunConfig) -> RunConfig:
     training = {"rate_multipliers": dict(posterior.rate_multipliers), **COMMON, **preset.training}
     training |= {**given, "rate_multipliers": {**training["rate_multipliers"], **given.get("rate_multipliers", {})}}
     _check_kinds(training["rate_multipliers"], {"weights", *posterior.parameter_kinds.values()})
+    if training["optimiser"] == "split" and not posterior.split:
+        raise InputError(f"optimiser is 'split', but method {method.name!r} has no parts to split; use adamw")
     return replace(
         config,
         adapter=replace(config.adapter, settings=settings),

@@ -26,7 +26,8 @@ from bayeslora.train.checkpoint import TrainingState, load_checkpoint, save_chec
 from bayeslora.train.config import TrainingConfig
 from bayeslora.train.errors import TrainingDiverged
 from bayeslora.train.objective import KLWeight, cross_entropy
-from bayeslora.train.optimise import clip_apart, parameter_groups, rate_factor
+from bayeslora.train.optimise import parameter_groups, rate_factor
+from bayeslora.train.steps import JointSteps, SplitSteps, Steps
 from bayeslora.train.trackers import Log
 
 
@@ -70,9 +71,11 @@ class Fit:
     def __post_init__(self) -> None:
         self._model: nn.Module = self.scorer.model
         self._holder: PosteriorHolder = find_holder(self._model)
-        self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
-        self._optimiser = torch.optim.AdamW(self._groups())
-        self._rates = [group["lr"] for group in self._optimiser.param_groups]
+        trained = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+        remembered = {f"remembered.{name}": buffer for name, buffer in self._holder.named_buffers()}
+        self._state: dict[str, Tensor] = {**trained, **remembered}
+        self._steps = self._make_steps()
+        self._rates = [group["lr"] for group in self._steps.groups]
         self._kl_weight = KLWeight(self._given("kl_scaling"), self._given("kl_beta"), self._given("kl_warmup"))
         self._batch_size: int = self._given("batch_size")
         self._epochs: int = self._given("epochs")
@@ -119,7 +122,7 @@ class Fit:
         examples = self._examples_of(step)
         parts = list(_cut(examples, self.config.micro_batch or len(examples)))
         self._set_rates(step)
-        self._optimiser.zero_grad()
+        self._steps.zero_grad()
         nll, kls = 0.0, {"kl_inducing": 0.0, "kl_conditional": 0.0}
         for index, part in enumerate(parts):
             noise = torch.Generator(self.scorer.device).manual_seed(_mix(self.seed, step, index))
@@ -130,20 +133,23 @@ class Fit:
                 raise self._diverged(str(error), state, part) from error
             losses = self._losses(part)
             kl = self._holder.kl()
-            loss = losses.sum() / (self._draws * len(examples)) + weight * kl.total / len(parts)
-            self._require_finite(loss, state, part)
-            loss.backward()
+            loss = losses.sum() / (self._draws * len(examples))
+            penalty = self._holder.penalty()
+            if penalty is not None:
+                loss = loss + penalty / len(parts)
+            weighted = weight * kl.total / len(parts)
+            self._require_finite(loss + weighted, state, part)
+            self._steps.backward(loss, weighted)
             nll += losses.detach().sum().item() / self._draws
             kls["kl_inducing"] += kl.inducing.item() / len(parts)
             kls["kl_conditional"] += kl.conditional.item() / len(parts)
-        norm, scale_norm = clip_apart(self._optimiser.param_groups, self.config.clip)
-        self._require_finite(norm + scale_norm, state, examples)
-        self._optimiser.step()
+        self._require_finite(self._steps.step(), state, examples)
         state.step += 1
+        self._holder.after_step(state.step, self.steps)
         total, count = state.train_nll
         state.train_nll = (total + nll, count + len(examples))
         if self.log is not None:
-            rate = self._optimiser.param_groups[0]["lr"]
+            rate = self._steps.groups[0]["lr"]
             figures = {"nll": nll / len(examples), **kls, "kl_weight": weight, "learning_rate": rate}
             self.log({f"train/{name}": value for name, value in figures.items()}, state.step)
 
@@ -170,7 +176,7 @@ class Fit:
             warmup=self._given("warmup"),
             milestones=self._given("milestones"),
         )
-        for group, rate in zip(self._optimiser.param_groups, self._rates, strict=True):
+        for group, rate in zip(self._steps.groups, self._rates, strict=True):
             group["lr"] = rate * factor
 
     def _require_finite(self, value: Tensor, state: TrainingState, examples: Sequence[Example]) -> None:
@@ -213,7 +219,7 @@ class Fit:
             return
         if state.best_nll is None or nll < state.best_nll:
             state.best_nll, state.waited = nll, 0
-            state.best = {name: p.detach().cpu().clone() for name, p in self._parameters.items()}
+            state.best = {name: tensor.detach().cpu().clone() for name, tensor in self._state.items()}
             return
         state.waited += 1
         state.stopped = state.waited >= self.config.patience
@@ -223,28 +229,34 @@ class Fit:
     @torch.no_grad()
     def _keep_best(self, state: TrainingState) -> None:
         for name, value in state.best.items():
-            self._parameters[name].copy_(value)
+            self._state[name].copy_(value)
 
     # State ----------------------------------------------------------------------------------------------------------
 
     def _resume(self) -> TrainingState:
         if self.checkpoint is None or not self.checkpoint.exists():
             return TrainingState()
-        state = load_checkpoint(self.checkpoint, self._parameters, self._optimiser, self.run)
+        state = load_checkpoint(self.checkpoint, self._state, self._steps.adamw, self.run)
         self.report.say(f"going on from step {state.step} of {self.steps}")
         return state
 
     def _save(self, state: TrainingState) -> None:
         if self.checkpoint is not None:
-            if not all(bool(torch.isfinite(p).all()) for p in self._parameters.values()):
+            if not all(bool(torch.isfinite(p).all()) for p in self._state.values()):
                 raise TrainingDiverged(
                     f"a parameter is no longer finite after step {state.step} of {self.steps}; try a lower learning rate"
                 )
-            save_checkpoint(self.checkpoint, state, self._parameters, self._optimiser, self.run)
+            save_checkpoint(self.checkpoint, state, self._state, self._steps.adamw, self.run)
 
-    def _groups(self) -> list[dict[str, Any]]:
+    def _make_steps(self) -> Steps:
         rate, decay = self._given("learning_rate"), self._given("weight_decay")
-        return parameter_groups(self._model, rate, decay, self._given("rate_multipliers"))
+        groups = parameter_groups(self._model, rate, decay, self._given("rate_multipliers"))
+        if self._given("optimiser") == "adamw":
+            return JointSteps(groups, self.config.clip)
+        split = {
+            kind: along for name in self._holder.active for kind, along in self._holder.posterior(name).split.items()
+        }
+        return SplitSteps(groups, self.config.clip, split, self._given("kl_rate"))
 
     def _given(self, name: str) -> Any:
         value = getattr(self.config, name)

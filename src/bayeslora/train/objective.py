@@ -31,7 +31,7 @@ class KLWeight:
     """Weight of the KL beside a mean loss, at every step of a run.
 
     Attributes:
-        scaling: ``elbo`` (``beta / N``) or ``paper`` (``0.2 / steps per epoch``).
+        scaling: ``elbo``, ``paper`` or ``blob``, see :func:`bayeslora.posterior.kl_weight`.
         beta: multiplier.
         warmup: share of the steps in which the weight rises linearly to its full value.
     """
@@ -42,6 +42,6 @@ class KLWeight:
 
     def at(self, step: int, steps: int, *, examples: int, batch_size: int) -> float:
         """The weight at a step, counted from 0, of so many."""
-        full = kl_weight(self.scaling, examples=examples, batch_size=batch_size, beta=self.beta)
+        full = kl_weight(self.scaling, examples=examples, batch_size=batch_size, beta=self.beta, step=step)
         rising = self.warmup * steps
         return full * min(1.0, (step + 1) / rising) if rising > 0 else full

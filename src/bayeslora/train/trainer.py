@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from peft import PeftModel, get_peft_model
 from torch import Tensor, nn
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 
 from bayeslora.adapter.config import BayesLoraConfig
 from bayeslora.adapter.holder import ATTRIBUTE, find_holder
@@ -36,7 +36,7 @@ class BayesLoraTrainerMixin(_Base):
     would pass by an adapter on the head: then the loss is that of ``Trainer``, from logits.
 
     Attributes:
-        kl_scaling: ``elbo`` (``beta / N``) or ``paper`` (``0.2 / steps per epoch``).
+        kl_scaling: ``elbo``, ``paper`` or ``blob``, see :func:`bayeslora.posterior.kl_weight`.
         kl_beta: multiplier of the KL's weight.
         kl_warmup: share of the steps in which the KL's weight rises from zero.
         rate_multipliers: learning rates of kinds of parameters relative to ``args.learning_rate``; by default those that
@@ -56,6 +56,7 @@ class BayesLoraTrainerMixin(_Base):
         with _hidden_head(model):
             super().__init__(model, *args, **kwargs)
         restore_full_precision(self.model)
+        self.add_callback(_AfterStep())
         self._kl_logs: dict[str, list[Tensor]] = {}
 
     @property
@@ -87,7 +88,9 @@ class BayesLoraTrainerMixin(_Base):
         loss, outputs = result if return_outputs else (result, None)
         kl = find_holder(self.model).kl()
         self._note(loss, kl)
-        loss = loss + self.kl_weight * kl.total / self._micro_batches(num_items_in_batch)
+        penalty = find_holder(self.model).penalty()
+        besides = self.kl_weight * kl.total + (0.0 if penalty is None else penalty)
+        loss = loss + besides / self._micro_batches(num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
     def _micro_batches(self, num_items_in_batch: Tensor | int | None) -> int:
@@ -146,6 +149,13 @@ class BayesLoraTrainerMixin(_Base):
     def _note(self, loss: Tensor, kl: KL) -> None:
         for name, value in (("nll", loss), ("kl_inducing", kl.inducing), ("kl_conditional", kl.conditional)):
             self._kl_logs.setdefault(name, []).append(value.detach().float())
+
+
+class _AfterStep(TrainerCallback):
+    """Tells posteriors of every optimiser step, before the trainer clears the gradients."""
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        find_holder(model).after_step(state.global_step + 1, state.max_steps)
 
 
 class BayesLoraTrainer(BayesLoraTrainerMixin, Trainer):

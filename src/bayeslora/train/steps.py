@@ -1,0 +1,113 @@
+"""From the objective to a step: whose gradient reaches which parameters, and by which optimiser."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayeslora.train.optimise import clip_apart
+
+Split = Mapping[str, Literal["kl", "both"]]
+"""Kinds of parameters that SGD moves, along the KL only or along likelihood and KL."""
+
+
+class Steps(ABC):
+    """Takes optimiser steps.
+
+    Attributes:
+        adamw: the optimiser that remembers something; its state is saved with checkpoints.
+        groups: all groups of parameters, whose learning rates follow the schedule.
+    """
+
+    adamw: torch.optim.Optimizer
+    groups: list[dict[str, Any]]
+
+    def zero_grad(self) -> None:
+        """Forget the gradients of the last step."""
+        for group in self.groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    @abstractmethod
+    def backward(self, loss: Tensor, kl: Tensor) -> None:
+        """Add the gradients of a part of the batch; both terms come with their weights."""
+
+    @abstractmethod
+    def step(self) -> Tensor:
+        """Move the parameters; returns the norm of the gradient, which is finite if all is well."""
+
+
+class JointSteps(Steps):
+    """AdamW on the whole objective.
+
+    Args:
+        groups: of parameters, from :func:`bayeslora.train.optimise.parameter_groups`.
+        clip: bound of the gradient's norm, for posterior scales and the rest apart.
+    """
+
+    def __init__(self, groups: Sequence[dict[str, Any]], clip: float) -> None:
+        self.adamw = torch.optim.AdamW(list(groups))
+        self.groups = self.adamw.param_groups
+        self._clip = clip
+
+    def backward(self, loss: Tensor, kl: Tensor) -> None:
+        """See :class:`Steps`."""
+        (loss + kl).backward()
+
+    def step(self) -> Tensor:
+        """See :class:`Steps`."""
+        norm, scale_norm = clip_apart(self.groups, self._clip)
+        if bool(torch.isfinite(norm + scale_norm)):
+            self.adamw.step()
+        return norm + scale_norm
+
+
+class SplitSteps(Steps):
+    """AdamW along the likelihood, plain SGD along the KL, as BLoB was published (methods card 7).
+
+    A posterior's scales are moved by SGD alone, along both. Only what AdamW sees is clipped.
+
+    Args:
+        groups: of parameters, from :func:`bayeslora.train.optimise.parameter_groups`.
+        clip: bound of the norm of AdamW's gradient.
+        split: what SGD moves, and along what.
+        rate: its learning rate.
+    """
+
+    def __init__(self, groups: Sequence[dict[str, Any]], clip: float, split: Split, rate: float) -> None:
+        self.adamw = torch.optim.AdamW([group for group in groups if split.get(group["kind"]) != "both"])
+        own = [{**group, "lr": rate, "weight_decay": 0.0} for group in groups if group["kind"] in split]
+        self._sgd = torch.optim.SGD(own)
+        self.groups = [*self.adamw.param_groups, *self._sgd.param_groups]
+        self._clip = clip
+        self._moved: list[nn.Parameter] = [p for group in self._sgd.param_groups for p in group["params"]]
+        self._along_both = {id(p) for group in own if split[group["kind"]] == "both" for p in group["params"]}
+        self._kl_gradients: list[Tensor] = []
+
+    def zero_grad(self) -> None:
+        """See :class:`Steps`."""
+        super().zero_grad()
+        self._kl_gradients = []
+
+    def backward(self, loss: Tensor, kl: Tensor) -> None:
+        """See :class:`Steps`. The KL goes first: it may share a part of the loss's graph."""
+        found = torch.autograd.grad(kl, self._moved, retain_graph=True, materialize_grads=True)
+        self._kl_gradients = list(map(torch.add, self._kl_gradients, found)) if self._kl_gradients else list(found)
+        loss.backward()
+
+    def step(self) -> Tensor:
+        """See :class:`Steps`. Both gradients are taken where the parameters are before the step."""
+        norm, _ = clip_apart(self.adamw.param_groups, self._clip)
+        total = norm + torch.stack([gradient.abs().max() for gradient in self._kl_gradients]).max()
+        if bool(torch.isfinite(total)):
+            self.adamw.step()
+            for parameter, gradient in zip(self._moved, self._kl_gradients, strict=True):
+                if id(parameter) in self._along_both and parameter.grad is not None:
+                    gradient = gradient + parameter.grad
+                parameter.grad = gradient
+            self._sgd.step()
+        return total
