@@ -70,7 +70,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["convrt"], ["convrt", "quickstart, train, evaluate, predict, calibrate, tasks, methods, models, convert"]),
+        (
+            ["convrt"],
+            ["convrt", "quickstart, train, evaluate, predict, calibrate, compare, tasks, methods, models, convert"],
+        ),
         (["convert"], ["FILE.gguf", "DIRECTORY", "bayeslora convert --help"]),
         (["convert", "a.gguf"], ["DIRECTORY"]),
         (["convert", "a.gguf", "b", "c"], ["c"]),
@@ -95,7 +98,7 @@ def test_the_line_is_the_same_in_every_encoding(encoding: str) -> None:
     assert answer.returncode == 2
     assert answer.stderr.decode() == (
         "bayeslora: Unrecognized options: convrt; Available subcommands: quickstart, train, evaluate, predict, calibrate, "
-        "tasks, methods, models, convert; For full helptext, run bayeslora --help\n"
+        "compare, tasks, methods, models, convert; For full helptext, run bayeslora --help\n"
     )
 
 

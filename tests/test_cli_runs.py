@@ -129,7 +129,7 @@ def test_a_run_from_the_settings_of_another_ends_like_it(tmp_path: Path) -> None
     [
         ({"model": "smollm2", "rnak": 3}, ["unknown setting 'rnak'", "did you mean 'rank'"]),
         ({"adapter": {"colour": 3}}, ["unknown setting 'colour'"]),
-        ({"optimiser": {"rank": 3}}, ["unknown setting 'optimiser'"]),
+        ({"optimizers": {"rank": 3}}, ["unknown setting 'optimizers'"]),
         ({"config": "other.json"}, ["unknown setting 'config'"]),
         ("{", ["cannot be read as JSON"]),
         ("[]", ["holds no JSON object"]),

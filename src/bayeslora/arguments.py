@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from bayeslora.errors import InputError, did_you_mean
 from bayeslora.train.config import flatten
@@ -18,15 +19,25 @@ _TYRO_WORDS = {
 }
 """How tyro puts it, and how to say it without the names of its inner parts and of Python's."""
 
+_OWN = ("method", "preset", "seed", "start_from", "prediction")
+"""What a run does not take over from the LoRA it starts from."""
+
+_PEFT_NAMES = {"base_model_name_or_path": "model", "r": "rank", "lora_alpha": "alpha", "target_modules": "targets"}
+"""What PEFT's description of an adapter says, and our names of it."""
+
 
 def with_config(arguments: Sequence[str], known: Sequence[str]) -> list[str]:
     """``--config FILE`` of the verb ``train`` as the options that the file stands for, before those given as well.
 
+    Without such a file ``--start-from LORA`` stands for what is known of that LoRA.
+
     ``known`` are the names that a file may hold.
     """
     words = list(arguments)
-    if words[:1] != ["train"] or not any(word.split("=")[0] == "--config" for word in words):
+    if words[:1] != ["train"]:
         return words
+    if not any(word.split("=")[0] == "--config" for word in words):
+        return ["train", *_options_of_origin(words, known), *words[1:]]
     if sum(word.split("=")[0] == "--config" for word in words) > 1:
         raise InputError("--config is given more than once; give one file, and what differs from it as options")
     at = next(k for k, word in enumerate(words) if word.split("=")[0] == "--config")
@@ -37,13 +48,38 @@ def with_config(arguments: Sequence[str], known: Sequence[str]) -> list[str]:
     return ["train", *_options(path, known), *words[1:at], *words[at + taken :]]
 
 
+def _options_of_origin(words: Sequence[str], known: Sequence[str]) -> Iterable[str]:
+    """What the LoRA to start from says about model, data, shape and training, which the method made from it shares."""
+    at = next((k for k, word in enumerate(words) if word.split("=")[0] == "--start-from"), None)
+    if at is None or ("=" not in words[at] and at + 1 == len(words)):
+        return ()
+    origin = Path(words[at].partition("=")[2] or words[at + 1])
+    if (origin / "config.json").exists():
+        run = {name: value for name, value in _read(origin / "config.json").items() if name not in _OWN}
+        run["adapter"] = {name: value for name, value in run.get("adapter", {}).items() if name != "settings"}
+        return _as_options(origin / "config.json", run, known)
+    if (origin / "adapter_config.json").exists():
+        adapter = _read(origin / "adapter_config.json")
+        said = {ours: adapter.get(theirs) for theirs, ours in _PEFT_NAMES.items()}
+        return _as_options(origin / "adapter_config.json", said, known)
+    return ()
+
+
 def _options(path: Path, known: Sequence[str]) -> Iterable[str]:
+    return _as_options(path, _read(path), known)
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read as JSON ({error}); give a file of settings") from error
     if not isinstance(values, dict):
         raise InputError(f'{path}: holds no JSON object; give settings such as {{"model": "smollm2"}}')
+    return values
+
+
+def _as_options(path: Path, values: Mapping[str, Any], known: Sequence[str]) -> Iterable[str]:
     for name, value in flatten(values).items():
         if name not in known:
             raise InputError(f"{path}: unknown setting {name!r}{did_you_mean(name, known)}; see bayeslora train --help")

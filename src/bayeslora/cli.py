@@ -26,7 +26,9 @@ from bayeslora import __version__
 from bayeslora.arguments import one_line, with_config
 from bayeslora.errors import InputError
 from bayeslora.progress import reporter
+from bayeslora.studies.comparison import Comparison
 from bayeslora.train.config import RunConfig, flatten, to_dict
+from bayeslora.train.errors import RunsFailed, TrainingDiverged
 
 if TYPE_CHECKING:
     from bayeslora.train.trained import TrainedModel
@@ -39,6 +41,7 @@ Start here:
     bayeslora evaluate DIR --task T                             how good it is
     bayeslora calibrate DIR --error-rate 0.1                    when it should not answer
     bayeslora predict DIR --question Q --choice A --choice B    ask it
+    bayeslora compare --model M --tasks T ... --out DIR         all methods in one table
     bayeslora tasks | methods | models                          what there is
     bayeslora VERB --help                                       all options of a verb
     bayeslora --version
@@ -239,6 +242,34 @@ class Calibrate(_OfRun):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Compare(_Place):
+    """Many methods on many tasks under one protocol: one table. The same command makes only the runs that are missing."""
+
+    study: OmitArgPrefixes[Comparison]
+    out: Path
+    """Directory for the runs, the tables (Markdown, LaTeX, JSON) and the figures."""
+    workers: int = 1
+    """Runs side by side, each in a process of its own."""
+
+    def run(self) -> None:
+        """Run what is missing, with the table on stdout."""
+        from bayeslora.studies.compare import compare
+
+        with reporter(quiet=self.quiet) as report:
+            compared = compare(
+                self.study,
+                self.out,
+                data_dir=self.data_dir,
+                device=self.device,
+                workers=self.workers,
+                report=report,
+            )
+        print((self.out / "table.json").read_text(encoding="utf-8") if self.json else compared.text)
+        if compared.failures:
+            raise RunsFailed(f"{len(compared.failures)} runs failed, the table has gaps; see {self.out / 'table.md'}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Quickstart(_Told):
     """The whole job on this machine: LoRA and Bayesian-LoRA side by side on SmolLM2, table, figure, adapters."""
 
@@ -352,6 +383,7 @@ VERBS: dict[str, type[Verb]] = {
     "evaluate": Evaluate,
     "predict": Predict,
     "calibrate": Calibrate,
+    "compare": Compare,
     "tasks": Tasks,
     "methods": Methods,
     "models": Models,
@@ -390,15 +422,13 @@ def _run(arguments: Sequence[str]) -> int:
     if list(arguments) == ["--version"]:
         print(f"bayeslora {__version__}")
         return 0
-    from bayeslora.train.errors import TrainingDiverged
-
     try:
         verb = _parse(with_config(arguments, _settings()) or ["--help"])
         with _hushed() if getattr(verb, "quiet", False) else contextlib.nullcontext():
             verb.run()
     except InputError as error:
         return _complain(error, 2)
-    except (OSError, ArithmeticError, TrainingDiverged) as error:
+    except (OSError, ArithmeticError, TrainingDiverged, RunsFailed) as error:
         return _complain(error, 1)
     except KeyboardInterrupt:
         return _complain("interrupted", 130)

@@ -6,12 +6,15 @@ import pytest
 import torch
 
 from bayeslora.posterior import (
+    AdaloraPosterior,
     BlobPosterior,
+    ContextualPosterior,
     DropoutPosterior,
     EnsembleConfig,
     EnsemblePosterior,
     InducingConfig,
     InducingPosterior,
+    LaplacePosterior,
     LayerShape,
     MeanFieldPosterior,
     PointPosterior,
@@ -36,6 +39,9 @@ POSTERIORS = {
     "meanfield": lambda layers, seed=0: MeanFieldPosterior(layers, seed=seed),
     "dropout": lambda layers, seed=0: DropoutPosterior(layers, seed=seed).eval(),
     "blob": lambda layers, seed=0: BlobPosterior(layers, seed=seed).eval(),
+    "contextual": lambda layers, seed=0: ContextualPosterior(layers, seed=seed).eval(),
+    "adalora": lambda layers, seed=0: AdaloraPosterior(layers, seed=seed),
+    "laplace": lambda layers, seed=0: LaplacePosterior(layers, seed=seed).eval(),
     "inducing": inducing(),
     "inducing-gaussian": inducing(flow_depth=0),
     "inducing-deep-flow": inducing(flow_depth=3, flow_hidden=8),
@@ -44,7 +50,9 @@ POSTERIORS = {
     "inducing-fixed-noise": inducing(learn_lambda=False),
     "inducing-wide": inducing(inducing_rows=4, inducing_cols=3),
 }
-STOCHASTIC = [name for name in POSTERIORS if name != "point"]
+STOCHASTIC = [name for name in POSTERIORS if name not in ("point", "adalora")]
+WIDE = (InducingPosterior, MeanFieldPosterior, BlobPosterior, ContextualPosterior, LaplacePosterior)
+"""Posteriors that have a standard deviation for the scale to multiply."""
 
 
 @pytest.fixture(params=POSTERIORS)
@@ -61,8 +69,28 @@ def randomised(posterior, seed=5):
     return posterior
 
 
+def tensors(factors, name):
+    """Everything that the update of one layer is made of."""
+    inner = factors.inner(name)
+    return (*factors[name], *(() if inner is None else inner.tensors))
+
+
 def same(a, b):
-    return all(torch.equal(x, y) for name in a for x, y in zip(a[name], b[name], strict=True))
+    return all(torch.equal(x, y) for name in a for x, y in zip(tensors(a, name), tensors(b, name), strict=True))
+
+
+def half(factors, name):
+    """What a layer computes before ``B`` for every unit vector as input, ``[n, R, i]``: ``A`` unless there is more to it."""
+    A, inner = factors[name].A, factors.inner(name)
+    if inner is None:
+        return A
+    units = torch.eye(A.shape[-1], dtype=A.dtype).expand(A.shape[0], 1, -1, -1)
+    return inner(units, A)[:, 0].mT
+
+
+def update(factors, name):
+    """The update of every unit vector, ``[n, o, i]``: ``B A``, unless the update depends on the input in another way."""
+    return factors[name].B @ half(factors, name)
 
 
 def test_shapes_and_precision(make):
@@ -87,7 +115,8 @@ def test_draws_differ(name):
     posterior = POSTERIORS[name](LAYERS)
     factors = posterior.draw(2, torch.Generator().manual_seed(1))
     for layer in LAYERS:
-        assert not torch.equal(factors[layer.name].A[0], factors[layer.name].A[1])
+        first, second = half(factors, layer.name)
+        assert not torch.equal(first, second)
 
 
 def test_drawing_with_a_generator_leaves_the_global_random_state_alone(make):
@@ -110,9 +139,12 @@ def test_construction_leaves_the_global_random_state_alone(make):
     assert not all(torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True))
 
 
-def test_layers_of_equal_shape_differ_at_the_start(make):
-    factors = make(LAYERS).mean()
-    assert not torch.equal(factors["block0.q"].A, factors["block1.q"].A)
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_layers_of_equal_shape_differ_at_the_start(name):
+    factors = POSTERIORS[name](LAYERS).mean()
+    factor = "B" if name == "adalora" else "A"  # the other one is zero
+    first, second = (getattr(factors[layer], factor) for layer in ("block0.q", "block1.q"))
+    assert not torch.equal(first, second)
 
 
 def test_state_dict_round_trip(make):
@@ -123,7 +155,8 @@ def test_state_dict_round_trip(make):
     fresh.load_state_dict(state)
     draws = [p.draw(2, torch.Generator().manual_seed(0)) for p in (posterior, fresh)]
     assert same(*draws)
-    assert posterior.parameter_count() == sum(value.numel() for value in state.values())
+    buffers = dict(posterior.named_buffers())
+    assert posterior.parameter_count() == sum(value.numel() for name, value in state.items() if name not in buffers)
 
 
 def test_autocast_and_half_precision_parameters_do_not_lower_the_precision(make):
@@ -145,9 +178,9 @@ def test_mean_is_the_mean_of_the_product(make):
         draws = posterior.draw(12_000, torch.Generator().manual_seed(0))
         assert mean.n == 1
         for layer in LAYERS:
-            product = draws.product(layer.name)
+            product = update(draws, layer.name)
             tolerance = 6 * product.std(0) / product.shape[0] ** 0.5 + 0.1 * product.std(0) + 1e-5
-            assert ((product.mean(0) - mean.product(layer.name)[0]).abs() < tolerance).all()
+            assert ((product.mean(0) - update(mean, layer.name)[0]).abs() < tolerance).all()
 
 
 def test_kl_is_finite_and_has_a_gradient_where_it_is_not_zero(make):
@@ -165,8 +198,8 @@ def test_scale_widens_the_draws_and_keeps_the_number_of_parameters(make):
     for scale in (0.5, 2.0):
         posterior.scale = scale
         draws = posterior.draw(200, torch.Generator().manual_seed(0))
-        spread[scale] = draws["block0.q"].A.std(0).mean()
-    if isinstance(posterior, (InducingPosterior, MeanFieldPosterior, BlobPosterior)):
+        spread[scale] = half(draws, "block0.q").std(0).mean()
+    if isinstance(posterior, WIDE):
         assert 3.5 < spread[2.0] / spread[0.5] < 4.5
     else:
         assert spread[2.0] == spread[0.5]
@@ -193,7 +226,7 @@ def test_detached_factors_have_no_graph(make):
     factors = make(LAYERS).draw(2)
     detached = factors.detach()
     assert same(factors, detached)
-    assert not any(t.requires_grad for t in (*detached.A, *detached.B))
+    assert not any(t.requires_grad for name in detached for t in tensors(detached, name))
 
 
 def test_deepcopy_draws_the_same(make):
@@ -214,7 +247,7 @@ def test_starting_from_a_lora(name):
     posterior.start_from(target)
     mean = posterior.mean()
     for layer in LAYERS:
-        torch.testing.assert_close(mean.product(layer.name), target.product(layer.name), atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(update(mean, layer.name), target.product(layer.name), atol=2e-5, rtol=1e-4)
     assert all(parameter.requires_grad for parameter in posterior.parameters())
 
 

@@ -6,11 +6,14 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bayeslora.posterior import (
+    AdaloraPosterior,
     BlobPosterior,
+    ContextualPosterior,
     DropoutPosterior,
     EnsemblePosterior,
     InducingConfig,
     InducingPosterior,
+    LaplacePosterior,
     LayerShape,
     MeanFieldPosterior,
     PointPosterior,
@@ -54,6 +57,9 @@ POSTERIORS = {
     "meanfield": MeanFieldPosterior,
     "dropout": DropoutPosterior,
     "blob": BlobPosterior,
+    "contextual": ContextualPosterior,
+    "adalora": AdaloraPosterior,
+    "laplace": lambda layers: LaplacePosterior(layers).eval(),
     "inducing": lambda layers: InducingPosterior(layers),
     "inducing-deep": lambda layers: InducingPosterior(layers, InducingConfig(flow_depth=2)),
     "inducing-shared": lambda layers: InducingPosterior(layers, InducingConfig(share_inducing=True)),
@@ -65,7 +71,8 @@ POSTERIORS = {
 
 def step(posterior):
     factors = posterior.draw(2)
-    loss = sum(t.square().sum() for t in (*factors.A, *factors.B)) + posterior.kl(factors).total
+    inner = [tensor for inner in factors.inners for tensor in inner.tensors]
+    loss = sum(t.square().sum() for t in (*factors.A, *factors.B, *inner)) + posterior.kl(factors).total
     loss.backward()
 
 
@@ -77,6 +84,29 @@ def test_450_layers_cost_no_more_launches_than_6(name):
         baseline = operators(lambda work=work: work(few))
         assert baseline > 0
         assert operators(lambda work=work: work(many)) <= baseline
+
+
+def test_penalty_and_allocation_of_rank_cost_no_more_for_450_layers_than_for_6():
+    few, many = AdaloraPosterior(layers(6)), AdaloraPosterior(layers(450))
+    step(few), step(many)
+    works = [lambda p: p.penalty().backward()]
+    works += [lambda p, at=at: p.after_step(at, 10) for at in (1, 3, 5, 8)]  # full, falling, final and fixed budget
+    for work in works:
+        baseline = operators(lambda work=work: work(few))
+        assert baseline > 0
+        assert operators(lambda work=work: work(many)) <= baseline
+
+
+def test_allocation_of_rank_does_not_wait_for_the_device():
+    """Nothing is read back: no operator that turns a tensor into a number."""
+    posterior = AdaloraPosterior(layers(6))
+    step(posterior)
+    with profile(activities=[ProfilerActivity.CPU]) as trace:
+        for at in range(1, 11):
+            posterior.after_step(at, 10)
+    issued = {event.key for event in trace.key_averages()}
+    assert "aten::topk" in issued
+    assert not issued & {"aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"}
 
 
 def test_the_profiler_agrees():

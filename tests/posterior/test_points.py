@@ -43,7 +43,7 @@ def test_point_draws_share_memory():
 def ensemble():
     ensemble = EnsemblePosterior(LAYERS, EnsembleConfig(members=4))
     for k in range(4):
-        ensemble.set_member(k, random_point(k))
+        ensemble.set_member(k, random_point(k).mean())
     return ensemble
 
 
@@ -87,4 +87,8 @@ def test_bad_members_are_refused(ensemble):
     with pytest.raises(ValueError, match="at least 1 member, got 0"):
         EnsembleConfig(members=0)
     with pytest.raises(ValueError, match="must cover the same layers"):
-        ensemble.set_member(0, PointPosterior(LAYERS[:1]))
+        ensemble.set_member(0, PointPosterior(LAYERS[:1]).mean())
+
+
+def test_a_prediction_takes_every_member_once_whatever_its_budget(ensemble):
+    assert [ensemble.draw_count(samples) for samples in (1, 4, 10)] == [4, 4, 4]

@@ -29,14 +29,14 @@ def test_the_words_give_the_probabilities(split: Any) -> None:
         total = sum(urn.values())
         assert item.labels == tuple(option.removeprefix(" ") for option in item.options)
         assert set(item.labels) == set(urn) and 2 <= len(urn) <= 4
-        assert all(1 <= count <= 6 for count in urn.values())
+        assert all(1 <= count <= 8 for count in urn.values())
         assert item.probabilities == tuple(urn[colour] / total for colour in item.labels)
         assert item.prompt.passage == "" and item.gold in range(len(urn))
 
 
 def test_sizes_and_variety() -> None:
     task = load_task("urns")
-    assert [len(task.load(split)) for split in SPLITS] == [96, 64, 200]
+    assert [len(task.load(split)) for split in SPLITS] == [128, 64, 200]
     items = task.train + task.validation + task.test
     assert {len(item.options) for item in items} == {2, 3, 4}
     words = {" ".join(re.findall(r"[A-Za-z]+", re.sub(r": .+?\.", "", item.prompt.text))) for item in items}
@@ -47,15 +47,16 @@ def test_sizes_and_variety() -> None:
 
 def test_the_first_items_are_pinned() -> None:
     item = load_task("urns").test[0]
-    text = "brown, red, yellow, yellow, brown, pink, brown, red, yellow, brown, pink, brown"
     assert item == Item(
         "test-0",
-        Prompt(f"Beads in the bag: {text}. One is drawn blindly:"),
-        (" pink", " brown", " red", " yellow"),
-        ("pink", "brown", "red", "yellow"),
-        3,
-        (2 / 12, 5 / 12, 2 / 12, 3 / 12),
+        Prompt("Stones in the basket: brown, blue, yellow. One is drawn at random:"),
+        (" blue", " yellow", " brown"),
+        ("blue", "yellow", "brown"),
+        0,
+        (1 / 3, 1 / 3, 1 / 3),
     )
+    other = load_task("urns").test[3].prompt.text
+    assert other == "Marbles in the bag: blue, blue, blue, green, blue, blue, blue, blue, blue. One is drawn blindly:"
 
 
 def test_same_seed_same_items_and_more_items_only_add() -> None:
@@ -133,5 +134,5 @@ def test_no_items_have_no_entropy() -> None:
 
 @pytest.mark.parametrize("size", [0, -1, 10_001])
 def test_sizes_that_cannot_be(size: int) -> None:
-    with pytest.raises(InputError, match=f"^urns: size of train is {size}; give a number from 1 to 10000$"):
+    with pytest.raises(InputError, match=f"^urns: size of train is {size}; give a number from 1 to 5000$"):
         urns_task(sizes={"train": size, "validation": 1, "test": 1})

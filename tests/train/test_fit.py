@@ -48,6 +48,7 @@ def settings(**changes):
         "kl_beta": 1.0,
         "kl_warmup": 0.0,
         "optimiser": "adamw",
+        "cycles": 1,
         "kl_rate": 0.01,
         "draws": 1,
         "patience": 0,

@@ -119,7 +119,7 @@ def test_multipliers_name_kinds_that_exist():
 
 
 def test_only_points_do_not_differ_between_draws():
-    assert [name for name, posterior in POSTERIORS.items() if not posterior.stochastic] == ["point"]
+    assert [name for name, posterior in POSTERIORS.items() if not posterior.stochastic] == ["point", "adalora"]
     assert PointPosterior(LAYERS).kind("A_12x8r4") == "weights_a"
 
 

@@ -106,6 +106,10 @@ class PosteriorHolder(TunerModule):
         terms = [self.posterior(name).kl(self._last_draw(name), self._noise_source(name)) for name in self.active]
         return KL(torch.stack([k.inducing for k in terms]).sum(), torch.stack([k.conditional for k in terms]).sum())
 
+    def kl_share(self, parts: int) -> float:
+        """What the KL of one of ``parts`` of a batch is multiplied by, so that over all of them it counts once."""
+        return 1.0 if any(self.posterior(name).amortised for name in self.active) else 1.0 / parts
+
     def penalty(self) -> Tensor | None:
         """What training adds to the loss of the active adapters besides the KL."""
         terms = [term for name in self.active if (term := self.posterior(name).penalty()) is not None]
@@ -131,6 +135,15 @@ class PosteriorHolder(TunerModule):
             raise ValueError("the adapter is merged into the base weights; call unmerge_adapter() before drawing")
         held = {name: self._sample(name, n, generator or self._noise_source(name)) for name in self.active}
         self._mode = Mode("draws", held)
+
+    def use(self, factors: Mapping[str, Factors]) -> None:
+        """Use these factors of the active adapters, by name, until told otherwise; the batch is blocks as for :meth:`draw`.
+
+        The layers get the very tensors given, so gradients by them can be taken.
+        """
+        if self.merged:
+            raise ValueError("the adapter is merged into the base weights; call unmerge_adapter() before using others")
+        self._mode = Mode("draws", {name: self._wrap(name, given) for name, given in factors.items()})
 
     def deterministic(self) -> None:
         """Use the posterior mean until told otherwise, in training too."""

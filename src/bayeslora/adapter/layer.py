@@ -70,8 +70,8 @@ class BayesLoraLinear(TunerModule):
         result = result.clone()
         for name in set(adapter_names) & self.scaling.keys():
             rows = [k for k, wanted in enumerate(adapter_names) if wanted == name]
-            factors = self.holder.factors(name, self.name)
-            result[rows] = add_update(x[rows], result[rows], factors, self.scaling[name])
+            factors, inner = self.holder.factors(name, self.name), self.holder.inner(name, self.name)
+            result[rows] = add_update(x[rows], result[rows], factors, self.scaling[name], inner)
         return result
 
     # Merging ------------------------------------------------------------------------------------------------------

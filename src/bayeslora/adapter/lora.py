@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from peft import LoraConfig
+from peft import LoraConfig, PeftConfig
 from peft.utils import load_peft_weights
 from peft.utils.other import get_pattern_key
 from safetensors.torch import save_file
@@ -22,7 +22,7 @@ from bayeslora.adapter.config import BayesLoraConfig
 from bayeslora.adapter.holder import PosteriorHolder
 from bayeslora.adapter.layer import BayesLoraLinear
 from bayeslora.errors import InputError
-from bayeslora.posterior import Factors, Posterior
+from bayeslora.posterior import Factors, PointPosterior, Posterior
 
 SERVED_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks a vLLM server can be set to."""
@@ -38,25 +38,40 @@ def adapted_layers(model: nn.Module, adapter: str) -> dict[str, BayesLoraLinear]
 
 def start_from_lora(model: nn.Module, holder: PosteriorHolder, adapter: str, path: str) -> None:
     """Move the mean of a posterior onto the LoRA adapter at ``path`` (a directory or a hub id)."""
-    config = LoraConfig.from_pretrained(path)
-    if not isinstance(config, LoraConfig) or config.use_dora:
-        raise InputError(f"{path} holds a {config.peft_type} adapter; only plain LoRA can be started from")
-    weights = load_peft_weights(path, device="cpu")
-    posterior = holder.posterior(adapter)
+    holder.posterior(adapter).start_from(read_lora(model, holder, adapter, path))
+
+
+def read_lora(model: nn.Module, holder: PosteriorHolder, adapter: str, path: str) -> Factors:
+    """The factors of the LoRA adapter at ``path``, PEFT's own or our ``point``, as one draw for the layers of ``adapter``."""
+    config = PeftConfig.from_pretrained(path)
     layers = adapted_layers(model, adapter)
-    _check_same_layers(path, weights, layers)
-    A, B = [], []
-    for group in posterior.groups:
-        pairs = [_read_layer(path, config, weights, layers[name], adapter) for name in group.names]
-        A.append(torch.stack([a for a, _ in pairs]).unsqueeze(1))
-        B.append(torch.stack([b for _, b in pairs]).unsqueeze(1))
+    weights = load_peft_weights(path, device="cpu")
+    if isinstance(config, LoraConfig) and not config.use_dora:
+        _check_same_layers(path, _lora_layers(weights), layers)
+        pairs = {name: _read_layer(path, config, weights, layer, adapter) for name, layer in layers.items()}
+    elif isinstance(config, BayesLoraConfig) and config.posterior == "point":
+        _check_same_layers(path, set(config.layer_names or ()), layers)
+        pairs = _read_point(path, config, weights, layers, adapter)
+    else:
+        kind = config.posterior if isinstance(config, BayesLoraConfig) else config.peft_type
+        raise InputError(f"{path} holds a {kind} adapter; only plain LoRA can be started from")
+    posterior = holder.posterior(adapter)
     device = next(posterior.parameters()).device
-    posterior.start_from(Factors(posterior.groups, tuple(a.to(device) for a in A), tuple(b.to(device) for b in B)))
+    A, B = (
+        tuple(
+            torch.stack([pairs[name][k] for name in group.names]).unsqueeze(1).to(device) for group in posterior.groups
+        )
+        for k in (0, 1)
+    )
+    return Factors(posterior.groups, A, B)
 
 
-def _check_same_layers(path: str, weights: dict[str, Tensor], layers: dict[str, BayesLoraLinear]) -> None:
+def _lora_layers(weights: dict[str, Tensor]) -> set[str]:
     suffix = ".lora_A.weight"
-    given = {key.removeprefix("base_model.model.").removesuffix(suffix) for key in weights if key.endswith(suffix)}
+    return {key.removeprefix("base_model.model.").removesuffix(suffix) for key in weights if key.endswith(suffix)}
+
+
+def _check_same_layers(path: str, given: set[str], layers: dict[str, BayesLoraLinear]) -> None:
     if given != set(layers):
         example = sorted(given ^ set(layers))[0]
         raise InputError(
@@ -79,6 +94,23 @@ def _read_layer(
     alpha = config.alpha_pattern.get(get_pattern_key(config.alpha_pattern.keys(), layer.name), config.lora_alpha)
     scaling = alpha / (rank**0.5 if config.use_rslora else rank)
     return _pad(A, B * (scaling / layer.scaling[adapter]), ours)
+
+
+def _read_point(
+    path: str, config: BayesLoraConfig, weights: dict[str, Tensor], layers: dict[str, BayesLoraLinear], adapter: str
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """``A`` and ``B`` of every layer of our own point estimate, with ``B`` taken from its scaling to ours."""
+    point = PointPosterior([layers[name].shape(adapter) for name in config.layer_names or ()])
+    try:
+        point.load_state_dict({key.rpartition(".")[2]: value for key, value in weights.items()})
+    except RuntimeError as error:
+        ranks = sorted({layer.r[adapter] for layer in layers.values()})
+        raise InputError(f"the adapter at {path} has rank {config.r}, and here it is {ranks}; set the same") from error
+    factors = point.mean().detach()
+    scaling = config.scaling(config.r, config.lora_alpha)
+    return {
+        name: (factors[name].A[0], factors[name].B[0] * (scaling / layers[name].scaling[adapter])) for name in factors
+    }
 
 
 def _pad(A: Tensor, B: Tensor, rank: int) -> tuple[Tensor, Tensor]:

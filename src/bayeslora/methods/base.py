@@ -1,10 +1,17 @@
-"""What a method is: a posterior, and the settings with which it is trained."""
+"""What a method is: a posterior, and the settings with which it is trained, or how it is made from LoRAs that are."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bayeslora.posterior import Factors, Posterior
+    from bayeslora.predict.calibrate import Calibration
+    from bayeslora.predict.predictor import Predictor
+    from bayeslora.progress import Reporter
+    from bayeslora.tasks import Questions
 
 COMMON: Mapping[str, Any] = {
     "epochs": 4,
@@ -15,6 +22,7 @@ COMMON: Mapping[str, Any] = {
     "schedule": "linear",
     "warmup": 0.06,
     "milestones": (4, 6),
+    "cycles": 1,
     "label_smoothing": 0.0,
     "kl_scaling": "elbo",
     "kl_beta": 1.0,
@@ -58,10 +66,50 @@ class Method:
         name: as given on the command line.
         description: in one line.
         posterior: name of its posterior.
-        presets: ``default`` is what works, ``paper`` what was published.
+        presets: ``default`` is what works, ``paper`` what was published. Where LoRAs come first, their training.
+        make: what turns trained LoRAs into this method; nothing if it is trained itself.
+        loras: how many LoRAs that takes, for given settings of the posterior.
     """
 
     name: str
     description: str
     posterior: str
     presets: Mapping[str, Preset]
+    make: Callable[[Making], Made] | None = None
+    loras: Callable[[Mapping[str, Any]], int] = lambda settings: 1
+
+
+@dataclass(frozen=True)
+class Making:
+    """What there is to make a method from.
+
+    Attributes:
+        posterior: of the method, fresh and in the model.
+        loras: factors of trained LoRAs, one draw each.
+        predictor: predicts with the model as it is.
+        train: the questions that the LoRAs learned from.
+        validation: held-out questions.
+        seed: of the run.
+        report: told how it goes.
+    """
+
+    posterior: Posterior
+    loras: Sequence[Factors]
+    predictor: Predictor
+    train: Questions
+    validation: Questions
+    seed: int
+    report: Reporter
+
+
+@dataclass(frozen=True)
+class Made:
+    """What making found out.
+
+    Attributes:
+        found: figures for the result.
+        calibration: how predictions are to be changed from now on, if at all.
+    """
+
+    found: Mapping[str, Any] = field(default_factory=dict)
+    calibration: Calibration | None = None

@@ -3,11 +3,42 @@
 from __future__ import annotations
 
 from bayeslora.errors import InputError, did_you_mean
-from bayeslora.methods import bayesian_lora, bbb, lora, lora_plus, mc_dropout
+from bayeslora.methods import (
+    adalora,
+    bayesian_lora,
+    bbb,
+    blob,
+    c_lora,
+    checkpoint_ensemble,
+    deep_ensemble,
+    laplace,
+    laplace_last_layer,
+    lora,
+    lora_plus,
+    mc_dropout,
+    temperature,
+    tfb,
+)
 from bayeslora.methods.base import Method, Preset
 
 METHODS: dict[str, Method] = {
-    module.METHOD.name: module.METHOD for module in (lora, lora_plus, mc_dropout, bbb, bayesian_lora)
+    module.METHOD.name: module.METHOD
+    for module in (
+        lora,
+        lora_plus,
+        adalora,
+        mc_dropout,
+        checkpoint_ensemble,
+        deep_ensemble,
+        temperature,
+        bbb,
+        blob,
+        tfb,
+        laplace,
+        laplace_last_layer,
+        c_lora,
+        bayesian_lora,
+    )
 }
 
 

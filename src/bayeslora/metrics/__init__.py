@@ -16,6 +16,7 @@ from bayeslora.metrics.bootstrap import (
     PairedDifference,
     bootstrap_interval,
     paired_bootstrap,
+    paired_bootstrap_over_runs,
 )
 from bayeslora.metrics.calibration import (
     ReliabilityBins,
@@ -67,6 +68,7 @@ __all__ = [
     "mean_set_size",
     "nll",
     "paired_bootstrap",
+    "paired_bootstrap_over_runs",
     "reliability_bins",
     "reliability_bins_from_confidence",
     "risk_coverage",

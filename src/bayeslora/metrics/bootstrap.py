@@ -10,7 +10,7 @@ the whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,14 +77,38 @@ def paired_bootstrap(
 
     where the added 1 keeps it from being 0, which ``R`` resamples cannot show.
     """
-    a, y = check_classification(probs_a, labels, "probs_a")
-    b, _ = check_classification(probs_b, labels, "probs_b")
-    if a.shape != b.shape:
-        raise ValueError(f"probs_a and probs_b must have the same shape, got {a.shape} and {b.shape}")
+    return paired_bootstrap_over_runs(metric, [probs_a], [probs_b], labels, level=level, resamples=resamples, seed=seed)
+
+
+def paired_bootstrap_over_runs(
+    metric: Metric,
+    runs_a: Sequence[ArrayLike],
+    runs_b: Sequence[ArrayLike],
+    labels: ArrayLike,
+    *,
+    level: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> PairedDifference:
+    """The same for two methods that were each run several times: their metrics are averaged over the runs.
+
+    All runs see the same resample of the rows. So the interval is about the questions and not about the seeds.
+    """
+    if not runs_a or not runs_b:
+        raise ValueError(f"need at least one run of each, got {len(runs_a)} and {len(runs_b)}")
+    checked = [check_classification(probs, labels, "probs_a") for probs in runs_a]
+    a, y = [probs for probs, _ in checked], checked[0][1]
+    b = [check_classification(probs, labels, "probs_b")[0] for probs in runs_b]
+    for other in (*a, *b):
+        if other.shape != a[0].shape:
+            raise ValueError(f"probs_a and probs_b must have the same shape, got {a[0].shape} and {other.shape}")
     level = check_open_share(level, "level")
 
+    def mean(runs: Sequence[NDArray[Any]], rows: NDArray[np.int64] | slice) -> float:
+        return float(np.mean([float(metric(probs[rows], y[rows])) for probs in runs]))
+
     def difference(rows: NDArray[np.int64] | slice) -> float:
-        return float(metric(a[rows], y[rows])) - float(metric(b[rows], y[rows]))
+        return mean(a, rows) - mean(b, rows)
 
     draws = _resample(difference, len(y), resamples, seed)
     tail = min(int((draws <= 0).sum()), int((draws >= 0).sum()))

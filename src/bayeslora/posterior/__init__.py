@@ -1,12 +1,15 @@
 """Distributions over the LoRA factors of all adapted layers at once. Needs nothing but torch."""
 
+from bayeslora.posterior.adalora import AdaloraConfig, AdaloraPosterior
 from bayeslora.posterior.base import Factors, LayerFactors, Posterior
 from bayeslora.posterior.blob import BlobConfig, BlobPosterior
+from bayeslora.posterior.contextual import ContextualConfig, ContextualPosterior
 from bayeslora.posterior.dropout import DropoutConfig, DropoutPosterior
 from bayeslora.posterior.ensemble import EnsembleConfig, EnsemblePosterior
 from bayeslora.posterior.inducing import InducingPosterior
 from bayeslora.posterior.inducing_config import InducingConfig
 from bayeslora.posterior.kl import KL, kl_weight
+from bayeslora.posterior.laplace import FactorCurvature, LaplaceConfig, LaplacePosterior, LayerCurvature
 from bayeslora.posterior.layers import LayerGroup, LayerShape
 from bayeslora.posterior.meanfield import MeanFieldConfig, MeanFieldPosterior
 from bayeslora.posterior.point import PointConfig, PointPosterior
@@ -16,17 +19,25 @@ from bayeslora.posterior.registry import POSTERIORS, build_posterior
 __all__ = [
     "KL",
     "POSTERIORS",
+    "AdaloraConfig",
+    "AdaloraPosterior",
     "BlobConfig",
     "BlobPosterior",
+    "ContextualConfig",
+    "ContextualPosterior",
     "DropoutConfig",
     "DropoutPosterior",
     "EnsembleConfig",
     "EnsemblePosterior",
+    "FactorCurvature",
     "Factors",
     "IllConditionedError",
     "InducingConfig",
     "InducingPosterior",
     "JitterWarning",
+    "LaplaceConfig",
+    "LaplacePosterior",
+    "LayerCurvature",
     "LayerFactors",
     "LayerGroup",
     "LayerShape",

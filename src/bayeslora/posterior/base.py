@@ -119,6 +119,9 @@ class Posterior(nn.Module, ABC):
     rate_multipliers: ClassVar[Mapping[str, float]] = {}
     """Learning rates of kinds of parameters relative to the run's; 1 for those not named."""
 
+    amortised: ClassVar[bool] = False
+    """Whether the KL grows with the inputs that were seen, and so adds up over the parts of a batch."""
+
     split: ClassVar[Mapping[str, Literal["kl", "both"]]] = {}
     """Kinds of parameters that plain SGD moves where training is split: along the KL, while AdamW follows the likelihood,
     or along ``both``, without AdamW."""
@@ -178,6 +181,10 @@ class Posterior(nn.Module, ABC):
             raise ValueError("the factors to start from must cover the same layers, at the same rank")
         with self._full_precision():
             self._start_from(factors)
+
+    def draw_count(self, samples: int) -> int:
+        """How many draws a prediction takes whose budget is ``samples``, at least 1: fewer where more would be the same."""
+        return samples if self.stochastic else 1
 
     def penalty(self) -> Tensor | None:
         """What training adds to the loss besides the KL, with its weight in it; nothing for most posteriors."""

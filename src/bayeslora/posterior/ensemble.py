@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayeslora.posterior.base import Factors, Posterior
-from bayeslora.posterior.point import PointPosterior, lora_start
+from bayeslora.posterior.point import lora_start
 
 
 @dataclass(frozen=True)
@@ -47,34 +48,46 @@ class EnsemblePosterior(Posterior):
                 self._add(f"{factor}_{group.key}", torch.stack([start[factor] for start in starts], dim=1))
 
     @torch.no_grad()
-    def set_member(self, index: int, point: PointPosterior) -> None:
-        """Copy a trained LoRA into place ``index``."""
-        if point.layers != self.layers:
+    def set_member(self, index: int, factors: Factors) -> None:
+        """Copy a trained LoRA, one draw, into place ``index``."""
+        if factors.groups != self.groups:
             raise ValueError("a member must cover the same layers, in the same order, as the ensemble")
-        for name, value in point.named_parameters():
-            self.get_parameter(name)[:, index] = value
+        for group, A, B in zip(self.groups, factors.A, factors.B, strict=True):
+            self.get_parameter(f"A_{group.key}")[:, index] = A[:, 0]
+            self.get_parameter(f"B_{group.key}")[:, index] = B[:, 0]
 
     def _stack(self, factor: str) -> list[Tensor]:
         """Members of one factor per group, ``[L, K, ...]``."""
         return [self._tensor(f"{factor}_{group.key}") for group in self.groups]
 
+    def draw_count(self, samples: int) -> int:
+        """Every member once, whatever the budget: that is the ensemble's prediction."""
+        return self.members
+
     def _draw(self, n: int, generator: torch.Generator | None) -> Factors:
-        source = generator.device if generator is not None else self._reference.device
-        rounds = [
-            torch.randperm(self.members, generator=generator, device=source) for _ in range(-(-n // self.members))
-        ]
-        chosen = torch.cat(rounds)[:n].to(self._reference.device)
+        chosen = balanced_choice(n, self.members, generator, self._reference.device)
         A, B = (tuple(t.index_select(1, chosen) for t in self._stack(f)) for f in ("A", "B"))
         return Factors(self.groups, A, B)
 
     def _mean(self) -> Factors:
-        """``1/K Σ_k B_k A_k`` as one pair of factors of rank ``K R``: members side by side."""
-        wide = tuple(a.flatten(1, 2).unsqueeze(1) for a in self._stack("A"))
-        tall = tuple(b.mT.flatten(1, 2).mT.unsqueeze(1) / self.members for b in self._stack("B"))
-        return Factors(self.groups, wide, tall)
+        return Factors(self.groups, *side_by_side(self._stack("A"), self._stack("B")))
 
     def _start_from(self, factors: Factors) -> None:
         """Every member starts at the same factors; training tells them apart."""
         for group, A, B in zip(self.groups, factors.A, factors.B, strict=True):
             self.get_parameter(f"A_{group.key}").copy_(A.expand(-1, self.members, -1, -1))
             self.get_parameter(f"B_{group.key}").copy_(B.expand(-1, self.members, -1, -1))
+
+
+def balanced_choice(n: int, members: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
+    """``n`` members' numbers in random order, each as often as any other but for one."""
+    source = generator.device if generator is not None else device
+    rounds = [torch.randperm(members, generator=generator, device=source) for _ in range(-(-n // members))]
+    return torch.cat(rounds)[:n].to(device)
+
+
+def side_by_side(A: Sequence[Tensor], B: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """``1/K Σ_k B_k A_k`` of members ``A [L, K, R, i]`` and ``B [L, K, o, R]`` as one pair of factors of rank ``K R``."""
+    wide = tuple(a.flatten(1, 2).unsqueeze(1) for a in A)
+    tall = tuple(b.mT.flatten(1, 2).mT.unsqueeze(1) / b.shape[1] for b in B)
+    return wide, tall

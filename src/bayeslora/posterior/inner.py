@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
@@ -60,9 +60,10 @@ class Flipout(Inner):
         (noise,) = self.tensors
         n, rows, positions, features = x.shape
         own = positions if self.per == "token" else 1
-        u, v = (_signs((n, rows, own, size), x) for size in (features, A.shape[1]))
+        u, v = (random_signs((n, rows, own, size), x) for size in (features, A.shape[1]))
         return x @ A.mT.unsqueeze(1) + v * ((u * x) @ noise.mT.unsqueeze(1))
 
 
-def _signs(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    return torch.randint(0, 2, shape, device=like.device).to(like.dtype).mul_(2.0).sub_(1.0)
+def random_signs(shape: Sequence[int], like: Tensor) -> Tensor:
+    """Plus or minus one, equally likely, from torch's global generator."""
+    return torch.randint(0, 2, tuple(shape), device=like.device).to(like.dtype).mul_(2.0).sub_(1.0)

@@ -7,22 +7,32 @@ from dataclasses import fields
 from typing import Any
 
 from bayeslora.errors import did_you_mean
+from bayeslora.posterior.adalora import AdaloraPosterior
 from bayeslora.posterior.base import Posterior
 from bayeslora.posterior.blob import BlobPosterior
+from bayeslora.posterior.contextual import ContextualPosterior
 from bayeslora.posterior.dropout import DropoutPosterior
 from bayeslora.posterior.ensemble import EnsemblePosterior
 from bayeslora.posterior.inducing import InducingPosterior
+from bayeslora.posterior.laplace import LaplacePosterior
 from bayeslora.posterior.layers import LayerShape
 from bayeslora.posterior.meanfield import MeanFieldPosterior
 from bayeslora.posterior.point import PointPosterior
+from bayeslora.posterior.snapshots import SnapshotPosterior
+from bayeslora.posterior.tfb import TfbPosterior
 
 POSTERIORS: dict[str, type[Posterior]] = {
     "inducing": InducingPosterior,
     "point": PointPosterior,
     "ensemble": EnsemblePosterior,
+    "snapshots": SnapshotPosterior,
+    "tfb": TfbPosterior,
     "dropout": DropoutPosterior,
     "meanfield": MeanFieldPosterior,
     "blob": BlobPosterior,
+    "laplace": LaplacePosterior,
+    "contextual": ContextualPosterior,
+    "adalora": AdaloraPosterior,
 }
 
 

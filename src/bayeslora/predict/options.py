@@ -64,6 +64,15 @@ class PackedBatch:
         """``[B, O]``, which options exist."""
         return self.lengths > 0
 
+    @property
+    def used(self) -> Tensor:
+        """``[B, T]``, tokens that a score depends on: neither padding nor the last one of an option."""
+        prompt_width = self.input_ids.shape[1] - self.source.shape[1]
+        prompt = self.visible[:, prompt_width - 1, :prompt_width]
+        columns = torch.arange(self.source.shape[1], device=self.source.device)
+        followed = (self.source == columns)[:, 1:]  # by a token that it predicts
+        return F.pad(torch.cat([prompt, followed], dim=1), (0, 1))
+
     def repeat(self, n: int) -> PackedBatch:
         """The batch ``n`` times in blocks, one for each draw."""
         return PackedBatch(

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bayeslora.adapter.holder import find_holder
+from bayeslora.posterior import LaplacePosterior, Posterior
 from bayeslora.predict.mc import average_draws
 from bayeslora.predict.options import Encoded, OptionScores, pack, score_options
 
@@ -75,11 +76,19 @@ def score_questions(
     """Score questions under the same ``samples`` draws of the adapter, or under its mean if there are to be none.
 
     The draws are made once from the seed and used for all questions, so a prediction depends neither on the other
-    questions nor on how they are batched, and equals that of the same draws exported as ordinary adapters.
+    questions nor on how they are batched, and equals that of the same draws exported as ordinary adapters. A Laplace
+    approximation answers by the linearised model instead, unless it is set to draw weights.
     """
     holder = find_holder(scorer.model)
-    deterministic = samples == 0 or not any(holder.posterior(name).stochastic for name in holder.active)
-    draws = 1 if deterministic else samples
+    posteriors = [holder.posterior(name) for name in holder.active]
+    if samples > 0 and (linearised := _linearised(posteriors)) is not None:
+        from bayeslora.predict.linearised import score_linearised
+
+        return score_linearised(
+            scorer, items, linearised, samples=samples, seed=seed, batch_tokens=batch_tokens, advance=advance
+        )
+    deterministic = samples == 0 or not any(posterior.stochastic for posterior in posteriors)
+    draws = 1 if deterministic else max(posterior.draw_count(samples) for posterior in posteriors)
     options = max(len(item.option_ids) for item in items)
     log_probabilities = torch.full((draws, len(items), options), -torch.inf, dtype=torch.float64)
     totals = log_probabilities.clone()
@@ -91,10 +100,10 @@ def score_questions(
             if deterministic:
                 holder.deterministic()
             else:
-                holder.draw(samples, torch.Generator().manual_seed(seed))
+                holder.draw(draws, torch.Generator().manual_seed(seed))
             for rows in batches_by_length(items, batch_tokens // draws):
                 scores = scorer([items[row] for row in rows], draws)
-                _require_numbers(scores.log_probabilities)
+                require_numbers(scores.log_probabilities)
                 width = scores.total.shape[1]
                 log_probabilities[:, rows, :width] = scores.log_probabilities.unflatten(0, (draws, -1)).double().cpu()
                 totals[:, rows, :width] = scores.total.unflatten(0, (draws, -1)).double().cpu()
@@ -106,7 +115,14 @@ def score_questions(
     return DrawScores(log_probabilities, totals)
 
 
-def _require_numbers(log_probabilities: Tensor) -> None:
+def _linearised(posteriors: Sequence[Posterior]) -> LaplacePosterior | None:
+    """The posterior in use, if its predictions are those of the linearised model."""
+    only = posteriors[0] if len(posteriors) == 1 else None
+    return only if isinstance(only, LaplacePosterior) and only.config.predictive != "draws" else None
+
+
+def require_numbers(log_probabilities: Tensor) -> None:
+    """Refuse scores that are not numbers, with what may have led to them."""
     if bool(log_probabilities.isnan().any()):
         raise ArithmeticError(
             "the model's scores are not numbers (nan): its adapter has diverged, or the base model overflows; train with a "

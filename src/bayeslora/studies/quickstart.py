@@ -34,14 +34,17 @@ class Quickstart:
 
 
 def quickstart_config(method: str, seed: int) -> RunConfig:
-    """The run of one method; everything but the method is the same for both."""
+    """The run of one method; everything but the method is the same for both.
+
+    Ten passes over few questions with no early stopping, which is how people come by models that are sure and wrong.
+    """
     return RunConfig(
         model="smollm2",
         task="urns",
         method=method,
         seed=seed,
-        adapter=AdapterConfig(layers="last:6"),
-        training=TrainingConfig(epochs=8, batch_size=16, eval_every=2, cache_trunk=True),
+        adapter=AdapterConfig(layers="last:8"),
+        training=TrainingConfig(epochs=10, batch_size=8, patience=0, eval_every=5, cache_trunk=True),
     )
 
 
@@ -93,4 +96,4 @@ adapters  {", ".join(str(out / method / "adapter") for method in results)}
 Next:
   bayeslora predict {run} --question "Balls in the bag: red, blue, blue, blue. One is drawn:" --choice red --choice blue
   bayeslora calibrate {run} --coverage 0.5     let it keep quiet when it is not sure
-  bayeslora train --model smollm2 --task your-questions.jsonl --layers last:6 --cache-trunk --out my-run"""
+  bayeslora train --model smollm2 --task your-questions.jsonl --layers last:8 --cache-trunk --out my-run"""

@@ -8,7 +8,7 @@ Example:
 """
 
 from bayeslora.tasks.base import SPLITS, Item, Prompt, Split, SplitName, Task, require_gold
-from bayeslora.tasks.encode import EncodedItem, Scoring, continuations, encode_item, encode_items
+from bayeslora.tasks.encode import EncodedItem, Questions, Scoring, continuations, encode_item, encode_items
 from bayeslora.tasks.file import file_task, make_item, read_items
 from bayeslora.tasks.registry import TASKS, load_task
 from bayeslora.tasks.urns import distance_to_truth, make_urns, truth_entropy, urns_task
@@ -19,6 +19,7 @@ __all__ = [
     "EncodedItem",
     "Item",
     "Prompt",
+    "Questions",
     "Scoring",
     "Split",
     "SplitName",

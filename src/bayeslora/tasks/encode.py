@@ -32,6 +32,17 @@ class EncodedItem:
     option_ids: list[list[int]]
 
 
+@dataclass(frozen=True)
+class Questions:
+    """Questions as text and as tokens."""
+
+    items: tuple[Item, ...]
+    encoded: list[EncodedItem]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
 def encode_item(
     item: Item, tokenizer: PreTrainedTokenizerBase, scoring: Scoring, max_tokens: int = MAX_TOKENS
 ) -> EncodedItem:

@@ -25,9 +25,9 @@ from bayeslora.tasks.rows import digest
 
 NAME = "urns"
 DESCRIPTION = "draws from described urns: made from a seed, with known answer probabilities"
-SIZES: Mapping[SplitName, int] = {"train": 96, "validation": 64, "test": 200}
-MAX_SIZE = 10_000
-"""Far below the number of urns, so that a split never runs out of new ones."""
+SIZES: Mapping[SplitName, int] = {"train": 128, "validation": 64, "test": 200}
+MAX_SIZE = 5_000
+"""Below the number of urns of a split, about 7,000, so that it never runs out of new ones."""
 
 COLOURS = ("red", "blue", "green", "yellow", "black", "white", "brown", "pink")
 """One token each in the usual tokenizers."""
@@ -35,8 +35,8 @@ COLOURS = ("red", "blue", "green", "yellow", "black", "white", "brown", "pink")
 CONTAINERS = ("urn", "bag", "box", "jar", "bowl", "basket")
 OBJECTS = ("Balls", "Marbles", "Beads", "Stones", "Buttons")
 DRAWS = ("One is drawn blindly:", "Picked at random:", "One taken without looking:", "One is drawn at random:")
-COUNTS = (1, 1, 1, 2, 2, 3, 4, 5, 6)
-"""How many of a colour an urn holds: mostly few, so that urns are uneven and there is something to know."""
+COUNTS = (1, 1, 1, 2, 6, 8)
+"""How many of a colour an urn holds: few or many, so that urns are uneven and there is something to know."""
 
 
 def urns_task(seed: int = 0, sizes: Mapping[SplitName, int] = SIZES) -> Task:

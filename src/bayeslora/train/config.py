@@ -16,7 +16,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from bayeslora.errors import InputError, did_you_mean
 
-Schedule = Literal["linear", "cosine", "multistep", "constant"]
+Schedule = Literal["linear", "cosine", "cyclic", "multistep", "constant"]
 
 
 def _parse_pairs(words: list[str]) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class DataConfig:
     max_tokens: int = 1024
     """Longest prompt with an option, in tokens. Only a passage is ever cut, from the left."""
     max_train: int | None = None
-    """Use that many training questions only, chosen by the seed."""
+    """Use that many training questions only, chosen at random, the same ones for every seed."""
 
     def __post_init__(self) -> None:
         _check_choices(self)
@@ -135,6 +135,8 @@ class TrainingConfig:
     """Share of the steps in which the learning rate rises."""
     milestones: tuple[int, ...] | None = None
     """Epochs after which schedule multistep divides the learning rate by 10."""
+    cycles: int | None = None
+    """How often schedule cyclic begins anew, a cosine each time."""
     label_smoothing: float | None = None
     """Share of the target that is spread over the options."""
     kl_scaling: Literal["elbo", "paper", "blob"] | None = None
@@ -159,7 +161,7 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         _check_choices(self)
-        for name in ("epochs", "batch_size", "micro_batch", "draws"):
+        for name in ("epochs", "batch_size", "micro_batch", "cycles", "draws"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
         for name in ("weight_decay", "kl_beta"):
@@ -208,6 +210,9 @@ class RunConfig:
     """The method's settings: default is what works, paper what was published."""
     seed: int = 0
     """Seed of everything random."""
+    start_from: tuple[str, ...] = ()
+    """Trained LoRAs to start from: directories of runs or of LoRA adapters. Methods that stand on LoRAs train them
+    themselves if none are given."""
     data: DataConfig = field(default_factory=DataConfig)
     loading: ModelConfig = field(default_factory=ModelConfig)
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
@@ -265,7 +270,7 @@ def from_dict(values: Mapping[str, Any]) -> RunConfig:
     tree: dict[str, Any] = {}
     for name, value in values.items():
         _check_name(name, _names(RunConfig))
-        tree[name] = _part(parts[name], value) if name in parts else value
+        tree[name] = _part(parts[name], value) if name in parts else _plain(value)
     for name in ("model", "task"):
         if name not in tree:
             raise InputError(f"setting {name!r} is missing; give it")
@@ -295,7 +300,11 @@ def _part(kind: Any, values: Any) -> Any:
         raise InputError(f"settings of {kind.__name__} are {values!r}; give a JSON object")
     for name in values:
         _check_name(name, _names(kind))
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    return kind(**{name: _plain(value) for name, value in values.items()})
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _names(kind: type) -> list[str]:

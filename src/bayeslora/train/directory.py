@@ -3,6 +3,7 @@
 ======================  =====================================================
 ``config.json``         the run with everything filled in; written first
 ``checkpoint``          the state of training, until the run is done
+``lora-K/``             runs of the LoRAs that the method stands on, unless it was given some
 ``adapter/``            the adapter, as PEFT saves it, with its calibration
 ``predictions.jsonl.gz``  probabilities and answers of the reported split
 ``result.json``         written last: a run with a result is done
@@ -56,6 +57,10 @@ class RunDirectory:
     def predictions(self) -> Path:
         """Predictions on the reported split."""
         return self.path / "predictions.jsonl.gz"
+
+    def lora(self, number: int) -> Path:
+        """The run of one of the LoRAs this one stands on, if it was not given any."""
+        return self.path / f"lora-{number}"
 
     @property
     def result(self) -> Path:
@@ -121,8 +126,8 @@ class RunDirectory:
         """The result goes first, so that a run without its adapter never looks done."""
         for path in (self.result, self.predictions, self.checkpoint):
             path.unlink(missing_ok=True)
-        if self.adapter.exists():
-            shutil.rmtree(self.adapter)
+        for folder in (self.adapter, *self.path.glob("lora-[0-9]*")):
+            shutil.rmtree(folder, ignore_errors=not folder.exists())
         self.config.unlink(missing_ok=True)
 
     def _strangers(self) -> list[str]:

@@ -137,12 +137,13 @@ class Fit:
             penalty = self._holder.penalty()
             if penalty is not None:
                 loss = loss + penalty / len(parts)
-            weighted = weight * kl.total / len(parts)
+            share = self._holder.kl_share(len(parts))
+            weighted = weight * share * kl.total
             self._require_finite(loss + weighted, state, part)
             self._steps.backward(loss, weighted)
             nll += losses.detach().sum().item() / self._draws
-            kls["kl_inducing"] += kl.inducing.item() / len(parts)
-            kls["kl_conditional"] += kl.conditional.item() / len(parts)
+            kls["kl_inducing"] += share * kl.inducing.item()
+            kls["kl_conditional"] += share * kl.conditional.item()
         self._require_finite(self._steps.step(), state, examples)
         state.step += 1
         self._holder.after_step(state.step, self.steps)
@@ -175,6 +176,7 @@ class Fit:
             steps_per_epoch=self.steps_per_epoch,
             warmup=self._given("warmup"),
             milestones=self._given("milestones"),
+            cycles=self._given("cycles"),
         )
         for group, rate in zip(self._steps.groups, self._rates, strict=True):
             group["lr"] = rate * factor

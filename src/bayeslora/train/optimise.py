@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bayeslora.adapter.holder import PosteriorHolder
 
-Schedule = Literal["linear", "cosine", "multistep", "constant"]
+Schedule = Literal["linear", "cosine", "cyclic", "multistep", "constant"]
 
 
 def parameter_kinds(model: nn.Module) -> dict[str, str]:
@@ -62,7 +62,14 @@ def _clip(parameters: Iterable[nn.Parameter], bound: float) -> Tensor:
 
 
 def rate_factor(
-    schedule: Schedule, step: int, *, steps: int, steps_per_epoch: int, warmup: float, milestones: Sequence[int]
+    schedule: Schedule,
+    step: int,
+    *,
+    steps: int,
+    steps_per_epoch: int,
+    warmup: float,
+    milestones: Sequence[int],
+    cycles: int = 1,
 ) -> float:
     """Learning rate at a step, counted from 0, relative to its full value.
 
@@ -76,6 +83,8 @@ def rate_factor(
         return 1.0 - done
     if schedule == "cosine":
         return 0.5 * (1.0 + math.cos(math.pi * done))
+    if schedule == "cyclic":
+        return 0.5 * (1.0 + math.cos(math.pi * (done * cycles % 1.0)))
     if schedule == "multistep":
         return 0.1 ** sum(step >= epoch * steps_per_epoch for epoch in milestones)
     return 1.0

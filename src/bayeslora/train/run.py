@@ -18,22 +18,27 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bayeslora.adapter import BayesLoraConfig
+from bayeslora.adapter import BayesLoraConfig, find_holder
+from bayeslora.adapter.lora import read_lora
 from bayeslora.errors import InputError
 from bayeslora.files import tensor_failures, write_json
 from bayeslora.methods import find_method
+from bayeslora.methods.base import Made, Making
 from bayeslora.models import LoadedModel, load_model
+from bayeslora.posterior import Factors
+from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.predictions import Predictions, main_metrics
 from bayeslora.predict.predictor import Predictor
 from bayeslora.predict.scorer import Scorer
 from bayeslora.predict.trunk import TrunkCache, TrunkScorer
 from bayeslora.progress import Reporter, Silent
-from bayeslora.tasks import EncodedItem, Item, Split, encode_items, load_task, require_gold
+from bayeslora.tasks import Item, Questions, Split, encode_items, load_task, require_gold
 from bayeslora.train.checkpoint import TrainingState
 from bayeslora.train.config import AdapterConfig, RunConfig, flatten, resolve, to_dict
 from bayeslora.train.directory import RunDirectory
 from bayeslora.train.environment import describe_environment, peak_memory
 from bayeslora.train.fit import Example, Fit
+from bayeslora.train.origin import lora_runs, require_origins
 from bayeslora.train.trackers import require_trackers, tracking
 
 if TYPE_CHECKING:
@@ -147,14 +152,6 @@ def load_base(config: RunConfig, device: str) -> LoadedModel:
     )
 
 
-@dataclass
-class _Part:
-    """A split as it is used: its questions, as text and as tokens."""
-
-    items: tuple[Item, ...]
-    encoded: list[EncodedItem]
-
-
 class _Run:
     def __init__(self, config: RunConfig, directory: RunDirectory, place: Place, *, force: bool) -> None:
         self.config = config
@@ -169,14 +166,35 @@ class _Run:
         splits = self._read()
         loaded = self.place.loaded or load_base(self.config, self.place.device)
         parts = {name: self._encode(split.items, loaded) for name, split in splits.items()}
+        origins = self._origins(loaded)
         model = adapt(loaded, self.config)
         try:
-            return self._train(model, loaded, splits, parts)
+            loras = [read_lora(model, find_holder(model), "default", path) for path in origins]
+            return self._train(model, loaded, splits, parts, loras)
         finally:
             model.unload()  # the base model may be somebody else's
 
+    def _origins(self, loaded: LoadedModel) -> list[str]:
+        """Adapters of the LoRAs to start from: those that were given, or those that the method needs, trained first."""
+        if self.config.start_from:
+            return require_origins(self.config)
+        runs = lora_runs(self.config)
+        if runs:
+            self.directory.claim(to_dict(self.config), force=self.force)
+            self.force = False
+        place = replace(self.place, loaded=loaded)
+        for number, config in enumerate(runs):
+            self.report.say(f"LoRA {number + 1} of {len(runs)}:")
+            train(config, self.directory.lora(number), place)
+        return [str(RunDirectory(self.directory.lora(number)).adapter) for number in range(len(runs))]
+
     def _train(
-        self, model: PeftModel, loaded: LoadedModel, splits: Mapping[str, Split], parts: Mapping[str, _Part]
+        self,
+        model: PeftModel,
+        loaded: LoadedModel,
+        splits: Mapping[str, Split],
+        parts: Mapping[str, Questions],
+        loras: Sequence[Factors],
     ) -> dict[str, Any]:
         if self.config.training.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -185,14 +203,43 @@ class _Run:
         self.directory.claim(to_dict(self.config), force=self.force)
         encoded = [item for part in parts.values() for item in part.encoded]
         scorer.prepare(encoded, self.config.prediction.batch_tokens, self.report.stage("computing the frozen layers"))
-        state = self._fit(scorer, predictor, parts)
+        made = None
+        if find_method(self.config.method).make is None:
+            if loras:
+                find_holder(model).posterior("default").start_from(loras[0])
+            state = self._fit(scorer, predictor, parts)
+        else:
+            made, state = self._make(model, predictor, parts, loras)
+            predictor = replace(predictor, calibration=made.calibration or Calibration())
         start = time.perf_counter()
         test = parts["test"]
         predictions = predictor(test.items, test.encoded, self.report.stage("predicting"))
         seconds = time.perf_counter() - start
         result = self._result(splits, model, state, predictions, seconds, scorer.device)
-        self._write(model, predictions, result)
+        if made is not None:
+            result["found"] = dict(made.found)
+        self._write(model, predictions, result, made)
         return result
+
+    def _make(
+        self, model: PeftModel, predictor: Predictor, parts: Mapping[str, Questions], loras: Sequence[Factors]
+    ) -> tuple[Made, TrainingState]:
+        """Make the method from its LoRAs; the time it took counts as training, theirs is in their own results."""
+        method = find_method(self.config.method)
+        assert method.make is not None
+        making = Making(
+            posterior=find_holder(model).posterior("default"),
+            loras=loras,
+            predictor=predictor,
+            train=parts["train"],
+            validation=parts["validation"],
+            seed=self.config.seed,
+            report=self.report,
+        )
+        start = time.perf_counter()
+        made = method.make(making)
+        model.eval()
+        return made, TrainingState(seconds=time.perf_counter() - start)
 
     def _read(self) -> dict[str, Split]:
         """All splits, read before anything else: whatever is wrong with data is found before the model is loaded."""
@@ -201,7 +248,9 @@ class _Run:
         limit = self.config.data.max_train
         if limit is not None:
             items = list(splits["train"].items)
-            random.Random(f"{self.config.seed} max_train").shuffle(items)
+            random.Random("max_train").shuffle(
+                items
+            )  # the same for all seeds: members of an ensemble learn from the same
             splits["train"] = replace(splits["train"], items=tuple(items[:limit]))
         for name, split in splits.items():
             if not split.items:
@@ -212,11 +261,11 @@ class _Run:
                 raise InputError(f"task {self.config.task!r}, {name} split: {error}") from error
         return splits
 
-    def _encode(self, items: tuple[Item, ...], loaded: LoadedModel) -> _Part:
+    def _encode(self, items: tuple[Item, ...], loaded: LoadedModel) -> Questions:
         data = self.config.data
-        return _Part(items, encode_items(items, loaded.tokenizer, data.scoring, data.max_tokens))
+        return Questions(items, encode_items(items, loaded.tokenizer, data.scoring, data.max_tokens))
 
-    def _fit(self, scorer: Scorer, predictor: Predictor, parts: Mapping[str, _Part]) -> TrainingState:
+    def _fit(self, scorer: Scorer, predictor: Predictor, parts: Mapping[str, Questions]) -> TrainingState:
         train, validation = parts["train"], parts["validation"]
         examples = [
             Example(item.id, encoded, gold)
@@ -277,9 +326,11 @@ class _Run:
             "predictions": self.directory.predictions.name,
         }
 
-    def _write(self, model: PeftModel, predictions: Predictions, result: dict[str, Any]) -> None:
+    def _write(self, model: PeftModel, predictions: Predictions, result: dict[str, Any], made: Made | None) -> None:
         """Adapter and predictions first, the result last: who sees a result can count on the rest."""
         _save_adapter(model, self.directory.adapter)
+        if made is not None and made.calibration is not None:
+            made.calibration.save(self.directory.calibration)
         predictions.write(self.directory.predictions)
         write_json(self.directory.result, result)
         self.directory.checkpoint.unlink(missing_ok=True)
@@ -313,7 +364,7 @@ def _layer_indices(loaded: LoadedModel, adapter: AdapterConfig) -> list[int] | N
     return list(range(count - last, count))
 
 
-def _digest(config: RunConfig, parts: Mapping[str, _Part]) -> str:
+def _digest(config: RunConfig, parts: Mapping[str, Questions]) -> str:
     """Tells a run from others: its settings and the very tokens it learns from."""
     record = json.dumps(to_dict(config), sort_keys=True)
     digest = hashlib.sha256(record.encode())

@@ -172,6 +172,7 @@ def load_run(
     samples: int | None = None,
     raw: bool = False,
     report: Reporter | None = None,
+    loaded: LoadedModel | None = None,
 ) -> TrainedModel:
     """Load a trained run.
 
@@ -181,6 +182,7 @@ def load_run(
         samples: weight draws per prediction; the run's own number by default, 0 for the posterior mean.
         raw: leave out what ``bayeslora calibrate`` found.
         report: told how long work goes.
+        loaded: the base model, if somebody has loaded it already; ``unload()`` the run's ``model`` to have it back.
     """
     directory = RunDirectory(Path(path))
     try:
@@ -189,7 +191,7 @@ def load_run(
         raise InputError(f"{directory.path}: holds no run that can be used: {error}") from error
     if not (directory.adapter / CONFIG_NAME).exists():
         raise InputError(f"{directory.path}: has no adapter yet; give its train command again to go on with it")
-    loaded = load_base(config, device)
+    loaded = loaded or load_base(config, device)
     model: Any = PeftModel.from_pretrained(loaded.model, str(directory.adapter)).eval()
     calibrated = not raw and directory.calibration.exists()
     calibration = Calibration.load(directory.calibration) if calibrated else Calibration()

@@ -88,9 +88,10 @@ class BayesLoraTrainerMixin(_Base):
         loss, outputs = result if return_outputs else (result, None)
         kl = find_holder(self.model).kl()
         self._note(loss, kl)
-        penalty = find_holder(self.model).penalty()
-        besides = self.kl_weight * kl.total + (0.0 if penalty is None else penalty)
-        loss = loss + besides / self._micro_batches(num_items_in_batch)
+        holder, parts = find_holder(self.model), self._micro_batches(num_items_in_batch)
+        loss = loss + self.kl_weight * holder.kl_share(parts) * kl.total
+        if (penalty := holder.penalty()) is not None:
+            loss = loss + penalty / parts
         return (loss, outputs) if return_outputs else loss
 
     def _micro_batches(self, num_items_in_batch: Tensor | int | None) -> int:

@@ -1,0 +1,13 @@
+"""AdaLoRA: a point estimate whose rank is spent where it matters (methods card 12)."""
+
+from bayeslora.methods.base import PAPER, Method, Preset
+
+METHOD = Method(
+    name="adalora",
+    description="a point estimate that gives rank up where it matters least",
+    posterior="adalora",
+    presets={
+        "default": Preset(training={"learning_rate": 2e-3}),
+        "paper": Preset(training=PAPER),
+    },
+)

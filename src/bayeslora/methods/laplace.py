@@ -1,0 +1,62 @@
+"""LA: a Laplace approximation around a trained LoRA, predicted by the linearised model (methods card 9)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bayeslora.methods import lora
+from bayeslora.methods.base import Made, Making, Method
+from bayeslora.posterior.laplace import LaplacePosterior
+
+STEPS = tuple(10.0 ** (k / 2) for k in range(-6, 7))
+"""Prior precisions that validation tries, relative to the one that the evidence prefers."""
+
+
+def make(making: Making) -> Made:
+    """Curvature on the training questions, then the prior's precision by the evidence or on the validation questions."""
+    from bayeslora.predict.curvature import fit_curvature
+
+    posterior = making.posterior
+    assert isinstance(posterior, LaplacePosterior)
+    posterior.start_from(making.loras[0])
+    predictor = making.predictor
+    advance = making.report.stage("measuring the curvature")
+    fit_curvature(
+        predictor.scorer,
+        making.train.encoded,
+        posterior,
+        advance=advance,
+        batch_tokens=predictor.batch_tokens,
+        seed=making.seed,
+    )
+    if posterior.config.prior != "given":
+        posterior.prior_precision = posterior.best_precision()
+    if posterior.config.prior == "validation":
+        posterior.prior_precision = _best_on_validation(making, posterior)
+    return Made({"prior_precision": posterior.prior_precision, "log_evidence": posterior.log_evidence()})
+
+
+def _best_on_validation(making: Making, posterior: LaplacePosterior) -> float:
+    """The precision with the least validation NLL."""
+    from bayeslora import metrics
+    from bayeslora.tasks import require_gold
+
+    gold = np.array(require_gold(making.validation.items))
+    centre = posterior.prior_precision
+    advance = making.report.stage("choosing the prior")
+    found = {}
+    for step in STEPS:
+        posterior.prior_precision = centre * step
+        scores = making.predictor.score(making.validation.encoded)
+        found[centre * step] = metrics.nll(np.exp(scores.predictive), gold)
+        advance(len(found), len(STEPS))
+    return min(found, key=lambda precision: found[precision])
+
+
+METHOD = Method(
+    name="laplace",
+    description="a Laplace approximation around a trained LoRA, predicted by the linearised model",
+    posterior="laplace",
+    presets=lora.METHOD.presets,
+    make=make,
+)

@@ -1,0 +1,94 @@
+"""TFB: noise around a trained LoRA, as wide as its predictions bear (methods card 8)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from bayeslora.methods import lora
+from bayeslora.methods.base import Made, Making, Method
+from bayeslora.posterior.tfb import TfbConfig, TfbPosterior
+
+WIDENINGS = 12
+"""How often the interval is doubled or halved, at most, until its ends lie on both sides of the tolerance."""
+
+
+def make(making: Making) -> Made:
+    """Find the largest width whose predictions on the anchors stay within the tolerance; labels are not looked at."""
+    posterior = making.posterior
+    assert isinstance(posterior, TfbPosterior)
+    posterior.start_from(making.loras[0])
+    change = _change_on_anchors(making, posterior)
+    posterior.width = search_width(change, posterior.config)
+    return Made({"width": posterior.width, "change": change(posterior.width)})
+
+
+def search_width(change: Callable[[float], float], config: TfbConfig) -> float:
+    """The largest width found whose change is within the tolerance: the feasible end of the last bracket.
+
+    Returns 0 if even the smallest width that was tried changes too much.
+    """
+
+    def fits(width: float) -> bool:
+        return change(width) <= config.tolerance
+
+    low, high = config.low, config.high
+    for _ in range(WIDENINGS):
+        if not fits(high):
+            break
+        low, high = high, 2.0 * high
+    else:
+        return low
+    if low == config.low:  # its change is not known yet
+        for _ in range(WIDENINGS):
+            if fits(low):
+                break
+            low, high = 0.5 * low, low
+        else:
+            return 0.0
+    for _ in range(config.bisections):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return high if config.upper_end else low
+
+
+def _change_on_anchors(making: Making, posterior: TfbPosterior) -> Callable[[float], float]:
+    """How far predictions move on the anchors at a given width. All widths see the same noise."""
+    config = posterior.config
+    rows = list(range(len(making.train)))
+    random.Random(f"{making.seed} anchors").shuffle(rows)
+    anchors = [making.train.encoded[row] for row in rows[: config.anchors]]
+    sampling = replace(making.predictor, samples=config.samples)
+    before = replace(making.predictor, samples=0).score(anchors).predictive
+    labels = before.argmax(axis=1)
+    advance = making.report.stage("searching the width")
+    tried = 0
+
+    def nll(log_probabilities: np.ndarray) -> float:
+        return float(-log_probabilities[np.arange(len(labels)), labels].mean())
+
+    def change(width: float) -> float:
+        nonlocal tried
+        tried += 1
+        advance(tried, max(tried, config.bisections + 3))
+        posterior.width = width
+        after = sampling.score(anchors).predictive
+        if config.change == "accuracy":
+            moved = float((after.argmax(axis=1) != labels).mean())
+        else:
+            moved = abs(nll(after) - nll(before)) / nll(before)
+        return moved / len(anchors) if config.divide_by_anchors else moved
+
+    return change
+
+
+METHOD = Method(
+    name="tfb",
+    description="noise around a trained LoRA, as wide as its predictions bear",
+    posterior="tfb",
+    presets=lora.METHOD.presets,
+    make=make,
+)

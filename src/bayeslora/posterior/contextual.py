@@ -1,0 +1,200 @@
+"""C-LoRA: a random core between the factors, whose distribution depends on the input (methods card 10)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bayeslora.posterior.base import Factors, Posterior
+from bayeslora.posterior.inner import Inner, random_signs
+from bayeslora.posterior.kl import KL, gaussian_kl
+from bayeslora.posterior.layers import LayerGroup
+from bayeslora.posterior.point import lora_start
+
+NETWORK = ("weight1", "bias1", "weight2", "bias2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextualConfig:
+    """Settings of :class:`ContextualPosterior`.
+
+    Attributes:
+        hidden: width of the network's hidden layer.
+        prior_sd: standard deviation of the core's entries under the prior.
+    """
+
+    hidden: int = 64
+    prior_sd: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.hidden < 1:
+            raise ValueError(f"hidden must be at least 1, got {self.hidden}")
+        if not (math.isfinite(self.prior_sd) and self.prior_sd > 0):
+            raise ValueError(f"prior_sd must be positive and finite, got {self.prior_sd}")
+
+
+class KLRecord:
+    """The KL of the cores that layers drew in training, one term for each call of a layer.
+
+    Terms add up until they are read, and the first call after that begins anew: a draw that serves several passes gives
+    each of them its own KL. Calls in a backward pass repeat earlier ones, for gradient checkpointing, and do not count.
+    """
+
+    def __init__(self, prior_sd: float) -> None:
+        self._prior_sd = prior_sd
+        self._terms: list[Tensor] = []
+        self._was_read = False
+
+    @torch.compiler.disable
+    def add(self, mean: Tensor, sd: Tensor) -> None:
+        """Note a call: summed over tokens and entries, averaged over the draws, which come first.
+
+        The term is computed even if it does not count: checkpointing wants repetitions to be exact.
+        """
+        term = gaussian_kl(_wide(mean), sd, self._prior_sd) / mean.shape[0]
+        if torch._C._current_graph_task_id() != -1:  # inside a backward pass
+            return
+        if self._was_read:
+            self._terms, self._was_read = [], False
+        self._terms.append(term)
+
+    def read(self) -> list[Tensor]:
+        """The terms of the calls so far."""
+        self._was_read = True
+        return self._terms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Core(Inner):
+    """``E h`` for ``h = A x`` and ``E = μ(h) + σ(h) ⊙ ε``, where a network of one hidden layer maps ``h`` to ``μ`` and ``σ``.
+
+    Attributes:
+        tensors: weights and biases of the network, then ``ε [n, R, R]``. Without ``ε`` the core is ``μ(h)``, and the network
+            needs no outputs but those.
+        scale: multiplier of ``σ``.
+        flip: whether every token has random signs on both sides of its noise, as in flipout.
+        record: told of every call, if there is one.
+    """
+
+    scale: float = 1.0
+    flip: bool = False
+    record: KLRecord | None = None
+
+    def __call__(self, x: Tensor, A: Tensor) -> Tensor:
+        """See :class:`Inner`. Signs come from torch's global generator, which checkpointing restores."""
+        weight1, bias1, weight2, bias2, *noise = self.tensors
+        rank = A.shape[1]
+        h = x.flatten(1, 2) @ A.mT  # rows and positions as one: the network treats tokens alike
+        hidden = torch.baddbmm(bias1.unsqueeze(1), h, weight1.mT).relu()
+        outputs = torch.baddbmm(bias2.unsqueeze(1), hidden, weight2.mT)
+        mean, *roots = outputs.unflatten(-1, (-1, rank, rank)).unbind(2)
+        result = _apply(mean, h)
+        if noise:
+            sd = self.scale * _wide(roots[0]).sigmoid().square()
+            if self.record is not None:
+                self.record.add(mean, sd)
+            spread = sd.to(h.dtype) * noise[0].unsqueeze(1)
+            if self.flip:
+                u, v = random_signs(h.shape, h), random_signs(h.shape, h)
+                result = result + v * _apply(spread, u * h)
+            else:
+                result = result + _apply(spread, h)
+        return result.unflatten(1, x.shape[1:3])
+
+
+class ContextualPosterior(Posterior):
+    """The update ``B E(x) A x`` with a Gaussian core ``E(x) [R, R]`` of every token; ``A`` and ``B`` are points.
+
+    In training every token flips the signs of its noise. In evaluation a draw is one ``ε`` for all tokens, so it is a
+    function of the input that does not depend on what else is in the batch. Neither draws nor the mean are matrices:
+    they can be neither merged nor exported.
+
+    The KL is that of the cores of the last forward pass in training, padding included, so it grows with the batch and its
+    length. It needs the graph of that pass, which re-entrant gradient checkpointing does not keep. Before the first pass,
+    in evaluation and for the mean it is zero.
+    """
+
+    config_class = ContextualConfig
+    config: ContextualConfig
+    parameter_kinds: ClassVar = {"A_": "weights_a", "B_": "weights_b", "network_": "network"}
+    split: ClassVar = {"network": "both"}
+    amortised = True
+
+    def _initialise(self, generator: torch.Generator) -> None:
+        for group in self.groups:
+            for factor, value in lora_start(group, generator).items():
+                self._add(f"{factor}_{group.key}", value)
+            hidden, outputs = self.config.hidden, 2 * group.rank**2
+            shapes = ((hidden, group.rank), (hidden,), (outputs, hidden), (outputs,))
+            for name, shape, inputs in zip(NETWORK, shapes, (group.rank, group.rank, hidden, hidden), strict=True):
+                uniform = 2.0 * torch.rand((len(group), *shape), generator=generator) - 1.0
+                self._add(f"network_{name}_{group.key}", uniform / inputs**0.5)  # as torch starts linear layers
+
+    def _draw(self, n: int, generator: torch.Generator | None) -> Factors:
+        record = KLRecord(self.config.prior_sd) if self.training else None
+        cores = []
+        for group in self.groups:
+            noise = self._noise((len(group), n, group.rank, group.rank), generator)
+            network = (_repeat(self._tensor(f"network_{name}_{group.key}"), n) for name in NETWORK)
+            cores.append(Core(tensors=(*network, noise), scale=self.scale, flip=self.training, record=record))
+        return Factors(self.groups, *self._points(n), latents=record, inners=tuple(cores))
+
+    def _mean(self) -> Factors:
+        return Factors(self.groups, *self._points(1), inners=tuple(map(self._mean_core, self.groups)))
+
+    def _mean_core(self, group: LayerGroup) -> Core:
+        weight1, bias1, weight2, bias2 = (self._tensor(f"network_{name}_{group.key}") for name in NETWORK)
+        means = slice(group.rank**2)
+        network = (weight1, bias1, weight2[:, means], bias2[:, means])
+        return Core(tensors=tuple(_repeat(tensor, 1) for tensor in network))
+
+    def _points(self, n: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        A, B = (
+            tuple(_repeat(self._tensor(f"{factor}_{group.key}"), n) for group in self.groups) for factor in ("A", "B")
+        )
+        return A, B
+
+    def _start_from(self, factors: Factors) -> None:
+        """The mean core becomes the identity, whatever the input, until the network learns otherwise."""
+        for group, A, B in zip(self.groups, factors.A, factors.B, strict=True):
+            self.get_parameter(f"A_{group.key}").copy_(A[:, 0])
+            self.get_parameter(f"B_{group.key}").copy_(B[:, 0])
+            means = slice(group.rank**2)
+            self.get_parameter(f"network_weight2_{group.key}")[:, means] = 0.0
+            bias = self.get_parameter(f"network_bias2_{group.key}")
+            bias[:, means] = torch.eye(group.rank, dtype=bias.dtype, device=bias.device).flatten()
+
+    def _kl(self, factors: Factors | None, generator: torch.Generator | None) -> KL:
+        record = None if factors is None else factors.latents
+        terms = [] if record is None else record.read()
+        if not terms:
+            return super()._kl(factors, generator)
+        if torch.is_grad_enabled() and self._trains_cores() and not all(term.requires_grad for term in terms):
+            raise RuntimeError(
+                "the KL of 'contextual' needs the graph of the forward pass, and that kept none: call the model with gradients "
+                "enabled, and for gradient checkpointing pass gradient_checkpointing_kwargs={'use_reentrant': False}"
+            )
+        total = torch.stack([term.to(self._reference.device) for term in terms]).sum()
+        return KL(total, torch.zeros_like(total))
+
+    def _trains_cores(self) -> bool:
+        return any(p.requires_grad for name, p in self.named_parameters() if not name.startswith("B_"))
+
+
+def _apply(core: Tensor, h: Tensor) -> Tensor:
+    """``E h`` of every token, for ``E [n, m, R, R]`` and ``h [n, m, R]``."""
+    return (core @ h.unsqueeze(-1)).squeeze(-1)
+
+
+def _repeat(tensor: Tensor, n: int) -> Tensor:
+    """``[L, ...]`` as ``[L, n, ...]``, without a copy."""
+    return tensor.unsqueeze(1).expand(-1, n, *tensor.shape[1:])
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """In at least float32, as sums over tokens and logarithms of small numbers ask for."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()

@@ -1,0 +1,59 @@
+"""Precisions ``Λ = S ⊗ C + τ I`` of matrices with one short and one long side, in closed form (methods card 9).
+
+A matrix is ``[R, d]`` and flattened by rows. ``S [R, R]`` acts on its short side. ``C [d, d]`` acts on its long side and
+has ``k`` directions only. With ``S = U diag(s) Uᵀ`` and ``C = Q diag(c) Qᵀ`` the products ``s_i c_j`` are the eigenvalues of
+``S ⊗ C``, and in all other directions ``Λ`` is ``τ``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """``S ⊗ C`` of ``L`` matrices in its eigenbasis.
+
+    Attributes:
+        small_vectors: ``U [L, R, R]``.
+        small_values: ``s [L, R]``.
+        long_vectors: ``Q [L, d, k]``; a column whose eigenvalue is zero may be zero itself.
+        long_values: ``c [L, k]``.
+    """
+
+    small_vectors: Tensor
+    small_values: Tensor
+    long_vectors: Tensor
+    long_values: Tensor
+
+    @property
+    def eigenvalues(self) -> Tensor:
+        """``s_i c_j``, ``[L, R, k]``."""
+        return self.small_values.unsqueeze(-1) * self.long_values.unsqueeze(-2)
+
+    def inverse_root(self, x: Tensor, precision: Tensor) -> Tensor:
+        """``Λ^{-1/2} x`` of matrices ``x [L, n, R, d]``, with ``τ`` as given.
+
+        The symmetric root: it gives draws from noise, and variances that cannot be negative from Jacobians.
+        """
+        U, Q = self.small_vectors.unsqueeze(1), self.long_vectors.unsqueeze(1)
+        shrinkage = -torch.expm1(-0.5 * torch.log1p(self.eigenvalues / precision))  # 1 − (1 + s c / τ)^{-1/2}
+        change = U @ (shrinkage.unsqueeze(1) * (U.mT @ (x @ Q))) @ Q.mT
+        return (x - change) / precision.sqrt()
+
+
+def spectrum(small: Tensor, long: Tensor, rank: int) -> Spectrum:
+    """The ``rank`` largest directions of ``S ⊗ C``, given ``S [L, R, R]`` and a root of ``C = W Wᵀ`` as ``W [L, d, m]``."""
+    values, U = torch.linalg.eigh(small)
+    Q, roots, _ = torch.linalg.svd(long, full_matrices=False)
+    missing = max(rank - roots.shape[-1], 0)
+    return Spectrum(
+        small_vectors=U,
+        small_values=values.clamp(min=0.0),  # S is a sum of squares: what is below zero is rounding
+        long_vectors=F.pad(Q[..., :rank], (0, missing)),
+        long_values=F.pad(roots[..., :rank].square(), (0, missing)),
+    )

@@ -1,0 +1,299 @@
+"""Laplace approximation: a Gaussian around trained LoRA factors, as wide as the curvature lets it be (methods card 9)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bayeslora.posterior.base import Factors, Posterior
+from bayeslora.posterior.kronecker import Spectrum, spectrum
+from bayeslora.posterior.layers import LayerGroup, group_by_shape
+from bayeslora.posterior.point import lora_start
+
+Scope = Literal["all", "last"]
+Prior = Literal["evidence", "validation", "given"]
+Predictive = Literal["mc", "probit", "draws"]
+
+PRECISIONS = (1e-8, 1e8)
+"""Least and greatest prior precision that the evidence may choose."""
+
+_HALVINGS = 60
+"""Narrow the range of ``log τ`` down to 4e-17."""
+
+_PARTS = ("small_vectors", "small_values", "long_vectors", "long_values")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaplaceConfig:
+    """Settings of :class:`LaplacePosterior`.
+
+    Attributes:
+        scope: which layers are random: ``all`` adapted ones (LA), or the ``last`` of them only (LLLA).
+        prior: what chooses ``τ``: the ``evidence``, the NLL of ``validation`` questions, or nobody, if it is ``given``.
+        prior_precision: ``τ`` at the start; :attr:`LaplacePosterior.prior_precision` is the one in use.
+        curvature_rank: directions of the curvature that are kept on the long side of a factor.
+        predictive: how questions are answered: linearised, by ``mc`` draws of the scores or by the ``probit`` formula, or
+            by ``draws`` of the weights.
+    """
+
+    scope: Scope = "all"
+    prior: Prior = "evidence"
+    prior_precision: float = 1.0
+    curvature_rank: int = 10
+    predictive: Predictive = "mc"
+
+    def __post_init__(self) -> None:
+        for name, choices in (("scope", Scope), ("prior", Prior), ("predictive", Predictive)):
+            allowed = get_args(choices)
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        _check_precision(self.prior_precision)
+        if not isinstance(self.curvature_rank, int) or self.curvature_rank < 1:
+            raise ValueError(f"curvature_rank must be a whole number of at least 1, got {self.curvature_rank!r}")
+
+
+class FactorCurvature(NamedTuple):
+    """Curvature of one factor: ``small [R, R]`` on the side of the rank, ``long longᵀ`` with ``long [d, m]`` on the other.
+
+    As K-FAC has it, one of the two is a sum over output gradients and the other a mean over inputs.
+    """
+
+    small: Tensor
+    long: Tensor
+
+
+class LayerCurvature(NamedTuple):
+    """Curvature of the two factors of one layer; their blocks are taken to be independent."""
+
+    A: FactorCurvature
+    B: FactorCurvature
+
+
+class LaplacePosterior(Posterior):
+    """``N(θ̂, Λ⁻¹)`` with ``Λ = H + τ I``, block by block: one for each factor of each layer in scope.
+
+    Training sees the point ``θ̂`` only. After it :func:`bayeslora.predict.curvature.fit_curvature` sets ``H``, and
+    :meth:`best_precision` tells which ``τ`` the evidence prefers. Without curvature ``Λ`` is ``τ I``. Curvature and
+    ``τ`` are buffers, so they are saved with the adapter.
+    """
+
+    config_class = LaplaceConfig
+    config: LaplaceConfig
+    parameter_kinds: ClassVar = {"A_": "weights_a", "B_": "weights_b"}
+    random_groups: tuple[LayerGroup, ...]
+    """The layers in scope, stacked by shape; the others are points."""
+
+    def _initialise(self, generator: torch.Generator) -> None:
+        self.random_groups = group_by_shape(self.layers if self.config.scope == "all" else self.layers[-1:])
+        for group in self.groups:
+            for factor, value in lora_start(group, generator).items():
+                self._add(f"{factor}_{group.key}", value)
+        self._remember("log_precision", torch.tensor(math.log(self.config.prior_precision)))
+        for group in self.random_groups:
+            layers, R = len(group), group.rank
+            for factor, d in (("A", group.in_features), ("B", group.out_features)):
+                k = min(self.config.curvature_rank, d)
+                for part, shape in zip(_PARTS, ((R, R), (R,), (d, k), (k,)), strict=True):
+                    self._remember(f"{part}_{factor}_{group.key}", torch.zeros(layers, *shape))
+
+    # Draws ------------------------------------------------------------------------------------------------------------
+
+    def _draw(self, n: int, generator: torch.Generator | None) -> Factors:
+        """In training all draws are the point: what is trained is a LoRA."""
+        if self.training:
+            return self._points(n)
+        A, B = ([self._noisy(factor, group, n, generator) for group in self.random_groups] for factor in ("A", "B"))
+        return self.place(self._points(1), A, [b.mT for b in B])
+
+    def _noisy(self, factor: str, group: LayerGroup, n: int, generator: torch.Generator | None) -> Tensor:
+        """Draws ``[L, n, R, d]`` of a factor, with the rank first, of the layers of a group that are random."""
+        mean = self._short_first(factor, group)
+        noise = self._noise((mean.shape[0], n, *mean.shape[1:]), generator)
+        root = self._spectrum(factor, group).inverse_root(noise, self._precision)
+        return mean.unsqueeze(1) + self.scale * root
+
+    def _points(self, n: int) -> Factors:
+        A, B = (
+            tuple(self._tensor(f"{factor}_{group.key}").unsqueeze(1).expand(-1, n, -1, -1) for group in self.groups)
+            for factor in ("A", "B")
+        )
+        return Factors(self.groups, A, B)
+
+    def place(self, points: Factors, A: Sequence[Tensor], B: Sequence[Tensor]) -> Factors:
+        """``n`` sets of factors whose random layers are ``A [L, n, R, i]`` and ``B [L, n, o, R]``, for each of
+        ``random_groups``; all other layers are as in ``points``, which is one set."""
+        return Factors(self.groups, self._placed(points.A, A), self._placed(points.B, B))
+
+    def _placed(self, points: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        given = {group.key: value for group, value in zip(self.random_groups, values, strict=True)}
+        placed = []
+        for group, point in zip(self.groups, points, strict=True):
+            value, repeated = given.get(group.key), point.expand(-1, values[0].shape[1], -1, -1)
+            if value is None:
+                placed.append(repeated)
+            elif len(value) == len(group):
+                placed.append(value)
+            else:
+                placed.append(repeated.index_copy(0, self._random_rows(group), value))
+        return tuple(placed)
+
+    def random_points(self) -> tuple[list[Tensor], list[Tensor]]:
+        """``A [L, R, i]`` and ``B [L, o, R]`` of ``θ̂``, for each of ``random_groups``."""
+        A, B = ([self._short_first(factor, group) for group in self.random_groups] for factor in ("A", "B"))
+        return A, [b.mT for b in B]
+
+    def _mean(self) -> Factors:
+        """The factors are independent, so the mean of the product is the product of the means."""
+        return self._points(1)
+
+    def _start_from(self, factors: Factors) -> None:
+        """Curvature belongs to the point it was taken at, so it is forgotten."""
+        for group, A, B in zip(self.groups, factors.A, factors.B, strict=True):
+            self.get_parameter(f"A_{group.key}").copy_(A[:, 0])
+            self.get_parameter(f"B_{group.key}").copy_(B[:, 0])
+        for name, buffer in self.named_buffers():
+            if name.startswith(_PARTS):
+                buffer.zero_()
+
+    # Curvature and prior ----------------------------------------------------------------------------------------------
+
+    @property
+    def prior_precision(self) -> float:
+        """``τ``, the precision of every entry under the prior; saved with the adapter."""
+        return math.exp(float(self.get_buffer("log_precision")))
+
+    @prior_precision.setter
+    def prior_precision(self, value: float) -> None:
+        _check_precision(value)
+        with torch.no_grad():
+            self.get_buffer("log_precision").fill_(math.log(value))
+
+    @torch.no_grad()
+    def set_curvature(self, curvature: Mapping[str, LayerCurvature]) -> None:
+        """Set ``H`` of every layer in scope, by name, summed over the whole training set.
+
+        The long side is cut to its ``curvature_rank`` largest directions.
+        """
+        wanted = {name for group in self.random_groups for name in group.names}
+        if wanted != set(curvature):
+            example = min(wanted ^ set(curvature))
+            raise ValueError(
+                f"curvature is wanted for {len(wanted)} layers and was given for {len(curvature)}; they must be the same "
+                f"(for example {example} is in one only)"
+            )
+        for group in self.random_groups:
+            for factor in ("A", "B"):
+                blocks: list[FactorCurvature] = [getattr(curvature[name], factor) for name in group.names]
+                self._set_block(factor, group, blocks)
+
+    def _set_block(self, factor: str, group: LayerGroup, blocks: Sequence[FactorCurvature]) -> None:
+        for name, block in zip(group.names, blocks, strict=True):
+            if not all(bool(side.isfinite().all()) for side in block):
+                raise ArithmeticError(f"the curvature of factor {factor} of {name} is not finite: the model overflows")
+        width = max(block.long.shape[-1] for block in blocks)
+        small = torch.stack([block.small for block in blocks])
+        long = torch.stack([F.pad(block.long, (0, width - block.long.shape[-1])) for block in blocks])
+        found = spectrum(small, long, self.get_buffer(f"long_values_{factor}_{group.key}").shape[-1])
+        for part in _PARTS:
+            self.get_buffer(f"{part}_{factor}_{group.key}").copy_(getattr(found, part))
+
+    def log_evidence(self, prior_precision: float | None = None, log_likelihood: float = 0.0) -> float:
+        """Laplace's log marginal likelihood, ``log p(D|θ̂) − ½ τ ‖θ̂‖² − ½ log det(Λ/τ)``, over the layers in scope.
+
+        Args:
+            prior_precision: ``τ``; the one in use if not given.
+            log_likelihood: of the training set at ``θ̂``, summed. It does not depend on ``τ``.
+        """
+        tau = self.prior_precision if prior_precision is None else prior_precision
+        _check_precision(tau)
+        log_det = float(torch.log1p(self._eigenvalues() / tau).sum())
+        return log_likelihood - 0.5 * tau * self._squared_norm() - 0.5 * log_det
+
+    def best_precision(self) -> float:
+        """The ``τ`` in :data:`PRECISIONS` of the greatest evidence.
+
+        The evidence is concave in ``log τ``, and its slope is half of ``Σ h/(h+τ) − τ ‖θ̂‖²`` over the eigenvalues ``h`` of
+        ``H``: the slope's only change of sign is found by bisection.
+        """
+        eigenvalues, norm = self._eigenvalues(), self._squared_norm()
+        if not bool((eigenvalues > 0).any()):
+            raise ValueError("there is no curvature to choose a prior precision by; set it with fit_curvature() first")
+        low, high = (math.log(end) for end in PRECISIONS)
+        for _ in range(_HALVINGS):
+            middle = 0.5 * (low + high)
+            tau = math.exp(middle)
+            rising = float((eigenvalues / (eigenvalues + tau)).sum()) > tau * norm
+            low, high = (middle, high) if rising else (low, middle)
+        return math.exp(0.5 * (low + high))
+
+    @torch.no_grad()
+    def functional_variance(self, jacobian: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """``J Λ⁻¹ Jᵀ``, the covariance ``[N, O, O]`` of ``O`` outputs for each of ``N`` inputs, posterior scale included.
+
+        Args:
+            jacobian: for each of ``random_groups`` the derivatives by ``A``, ``[L, N, O, R, i]``, and by ``B``,
+                ``[L, N, O, o, R]``.
+        """
+        total: Tensor | None = None
+        for group, (by_A, by_B) in zip(self.random_groups, jacobian, strict=True):
+            for factor, rows in (("A", by_A), ("B", by_B.mT)):
+                root = self._spectrum(factor, group).inverse_root(rows.flatten(1, 2), self._precision)
+                # the covariance is singular, as probabilities sum to one: in float32 its root has but three digits
+                root = root.unflatten(1, rows.shape[1:3]).flatten(3).to(_widest(root.device))
+                term = torch.einsum("lnop,lnqp->noq", root, root)
+                total = term if total is None else total + term
+        assert total is not None
+        return self.scale**2 * total
+
+    # Pieces -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def _precision(self) -> Tensor:
+        return self._tensor("log_precision").exp()
+
+    def _spectrum(self, factor: str, group: LayerGroup) -> Spectrum:
+        return Spectrum(*(self._tensor(f"{part}_{factor}_{group.key}") for part in _PARTS))
+
+    def _short_first(self, factor: str, group: LayerGroup) -> Tensor:
+        """A factor ``[L, R, d]`` of the layers of a random group, so that both factors obey the same formulas."""
+        whole = next(other for other in self.groups if other.key == group.key)
+        values = self._tensor(f"{factor}_{group.key}")
+        if len(group) < len(whole):
+            values = values[self._random_rows(whole)]
+        return values if factor == "A" else values.mT
+
+    def _random_rows(self, group: LayerGroup) -> Tensor:
+        """Rows of a group whose layers are random."""
+        names = {name for random in self.random_groups for name in random.names}
+        rows = [row for row, name in enumerate(group.names) if name in names]
+        return torch.tensor(rows, device=self._reference.device)
+
+    def _blocks(self) -> Iterator[tuple[str, LayerGroup]]:
+        return ((factor, group) for group in self.random_groups for factor in ("A", "B"))
+
+    @torch.no_grad()
+    def _eigenvalues(self) -> Tensor:
+        """Eigenvalues of ``H`` that are kept, of all blocks, in float64."""
+        found = (self._spectrum(*block).eigenvalues.flatten() for block in self._blocks())
+        return torch.cat([values.cpu().double() for values in found])
+
+    @torch.no_grad()
+    def _squared_norm(self) -> float:
+        """``‖θ̂‖²`` over the layers in scope."""
+        return sum(float(self._short_first(*block).cpu().double().square().sum()) for block in self._blocks())
+
+
+def _check_precision(value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"prior_precision must be positive and finite, got {value}")
+
+
+def _widest(device: torch.device) -> torch.dtype:
+    """The most exact numbers of a device; Apple's have no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64

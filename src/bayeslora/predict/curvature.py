@@ -1,0 +1,185 @@
+"""Curvature of the options' log-likelihood by the LoRA factors, as a Laplace approximation needs it (methods card 9).
+
+The Fisher information of a linear map with inputs ``a`` and output gradients ``g`` is, by K-FAC, ``Σ g gᵀ ⊗ mean(a aᵀ)``.
+Sum and mean run over the same pairs of a question and a token. A layer ``y = W x + s B (A x)`` holds two such maps:
+
+====== ======= ==============
+factor ``a``   ``g``
+====== ======= ==============
+``A``  ``x``   ``s Bᵀ ∂/∂y``
+``B``  ``A x`` ``s ∂/∂y``
+====== ======= ==============
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from bayeslora.adapter.holder import PosteriorHolder
+from bayeslora.adapter.layer import BayesLoraLinear
+from bayeslora.adapter.lora import adapted_layers
+from bayeslora.errors import InputError
+from bayeslora.posterior.base import LayerFactors
+from bayeslora.posterior.laplace import FactorCurvature, LaplacePosterior, LayerCurvature
+from bayeslora.predict.gradients import differentiating, graph_batches, option_gradients
+from bayeslora.predict.low_rank import LowRankSum
+from bayeslora.predict.options import Encoded, OptionScores, pack
+from bayeslora.predict.scorer import Scorer, require_numbers
+
+Fisher = Literal["exact", "sampled"]
+
+
+def fit_curvature(
+    scorer: Scorer,
+    items: Sequence[Encoded],
+    posterior: LaplacePosterior,
+    rank: int | None = None,
+    advance: Callable[[int, int], None] | None = None,
+    fisher: Fisher = "exact",
+    *,
+    batch_tokens: int = 16384,
+    seed: int = 0,
+) -> None:
+    """Set the curvature of a posterior at its mean from the training questions; their answers are not needed.
+
+    Args:
+        scorer: scores questions with the model that the posterior belongs to.
+        items: all questions trained on: the curvature is their sum, so a part of them gives a wider posterior.
+        posterior: of an active adapter.
+        rank: directions kept of the long sides; the posterior's ``curvature_rank`` if not given.
+        advance: told how many questions are done, of how many.
+        fisher: ``exact`` weighs every option by its probability, with one backward pass for each; ``sampled`` draws one.
+        batch_tokens: computed at once where nothing but scores is wanted; here it is a fraction of that.
+        seed: of the options drawn.
+    """
+    if not items:
+        raise InputError("there are no questions to take the curvature from; give those of the training split")
+    if fisher not in get_args(Fisher):
+        raise InputError(f"unknown fisher {fisher!r}; choose one of {', '.join(get_args(Fisher))}")
+    rank = posterior.config.curvature_rank if rank is None else rank
+    uniform = torch.rand(len(items), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    done = 0
+    with differentiating(scorer) as holder:
+        adapter = _adapter_of(holder, posterior)
+        holder.use({name: holder.posterior(name).mean().detach() for name in holder.active})
+        sums = _sums(scorer.model, adapter, posterior, rank)
+        for rows in graph_batches(items, batch_tokens):
+            batch = [items[row] for row in rows]
+            with _recording(sums.values()):
+                scores = scorer(batch)
+            require_numbers(scores.log_probabilities)
+            used = pack(batch, scorer.pad_id).used
+            values, present = _weighted(scores) if fisher == "exact" else _sampled(scores, uniform[rows])
+            _add_batch(sums, used, values, present)
+            done += len(rows)
+            if advance is not None:
+                advance(done, len(items))
+    posterior.set_curvature({name: layer.curvature() for name, layer in sums.items()})
+
+
+def _adapter_of(holder: PosteriorHolder, posterior: LaplacePosterior) -> str:
+    for name in holder.active:
+        if holder.posterior(name) is posterior:
+            return name
+    raise InputError("the posterior belongs to no active adapter of the model; activate its adapter first")
+
+
+def _weighted(scores: OptionScores) -> tuple[Tensor, Tensor]:
+    """Values ``√p · log p`` with ``p`` held fixed: products of their gradients sum up to the Fisher information."""
+    log_p = scores.log_probabilities
+    return (0.5 * log_p.detach()).exp() * log_p, scores.present
+
+
+def _sampled(scores: OptionScores, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """``log p`` of one option per question, drawn from the predicted distribution."""
+    log_p = scores.log_probabilities
+    below = log_p.detach().double().cpu().exp().cumsum(1) <= uniform.unsqueeze(1)
+    last = scores.present.sum(1, keepdim=True) - 1
+    option = torch.minimum(below.sum(1, keepdim=True).to(last), last)
+    return log_p.gather(1, option), torch.ones_like(option, dtype=torch.bool)
+
+
+# Sums of one layer ----------------------------------------------------------------------------------------------------
+
+
+class _LayerSums:
+    """Sums over the questions so far of what K-FAC needs of one layer, and its last pass."""
+
+    def __init__(self, layer: BayesLoraLinear, factors: LayerFactors, scaling: float, rank: int) -> None:
+        self.layer = layer
+        self.A, self.B = (factor[0].detach() for factor in factors)
+        self.scaling = scaling
+        self.inputs = self.shift = torch.empty(0)
+        self.pairs = 0
+        self.small_A, self.small_B = (self.A.new_zeros(len(self.A), len(self.A)) for _ in range(2))
+        self.long_A, self.long_B = LowRankSum(rank), LowRankSum(rank)
+
+    def record(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        """Keep the input, and add a zero to the output whose gradient is that of the output."""
+        self.inputs = args[0].detach()
+        self.shift = torch.zeros_like(output, requires_grad=True)
+        return output + self.shift
+
+    def add_inputs(self, used: Tensor) -> None:
+        """Take in the inputs of the last pass."""
+        x = self._tokens(self.inputs, used)
+        self.pairs += len(x)
+        self.long_A.add(x)
+        self.small_B += _gram(x @ self.A.mT)
+
+    def add_gradients(self, gradient: Tensor, used: Tensor) -> None:
+        """Take in gradients by the output of the last pass."""
+        g = self.scaling * self._tokens(gradient, used)
+        self.small_A += _gram(g @ self.B)
+        self.long_B.add(g)
+
+    def _tokens(self, values: Tensor, used: Tensor) -> Tensor:
+        """Rows of the tokens that count; a head is given the last columns only."""
+        if values.ndim != 3 or values.shape[0] != used.shape[0] or values.shape[1] > used.shape[1]:
+            raise InputError(
+                f"{self.layer.name} is given {list(values.shape)} for {list(used.shape)} tokens: which is which cannot be "
+                "told, nor its curvature; leave this layer out of the adapted ones"
+            )
+        return values[used[:, -values.shape[1] :].to(values.device)].to(self.A)
+
+    def curvature(self) -> LayerCurvature:
+        """Gradients summed, inputs averaged."""
+        return LayerCurvature(
+            A=FactorCurvature(self.small_A, self.long_A.root() / self.pairs**0.5),
+            B=FactorCurvature(self.small_B / self.pairs, self.long_B.root()),
+        )
+
+
+def _sums(model: nn.Module, adapter: str, posterior: LaplacePosterior, rank: int) -> dict[str, _LayerSums]:
+    layers, mean = adapted_layers(model, adapter), posterior.mean()
+    names = [name for group in posterior.random_groups for name in group.names]
+    return {name: _LayerSums(layers[name], mean[name], layers[name].scaling[adapter], rank) for name in names}
+
+
+@contextmanager
+def _recording(sums: Iterable[_LayerSums]) -> Iterator[None]:
+    """Inside the block the layers tell their sums what they are given."""
+    handles = [layer.layer.register_forward_hook(layer.record) for layer in sums]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _add_batch(sums: Mapping[str, _LayerSums], used: Tensor, values: Tensor, present: Tensor) -> None:
+    shifts = [layer.shift for layer in sums.values()]
+    for gradients in option_gradients(values, present, shifts):
+        for layer, gradient in zip(sums.values(), gradients, strict=True):
+            layer.add_gradients(gradient, used)
+    for layer in sums.values():
+        layer.add_inputs(used)
+
+
+def _gram(rows: Tensor) -> Tensor:
+    return rows.mT @ rows

@@ -1,0 +1,119 @@
+"""Predictions of a Laplace approximation by the model linearised in its weights (methods card 9).
+
+Scores that are linear in Gaussian weights are Gaussian: ``f ~ N(f̂, J Λ⁻¹ Jᵀ)``, with ``f`` the log-probabilities of the
+options. ``J`` is had without a loop over questions: every question is a block of the batch with factors of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from bayeslora.adapter.holder import PosteriorHolder
+from bayeslora.posterior.laplace import LaplacePosterior
+from bayeslora.predict.gradients import differentiating, graph_batches, option_gradients
+from bayeslora.predict.options import Encoded, OptionScores
+from bayeslora.predict.scorer import DrawScores, Scorer, require_numbers
+
+LEAST_DRAWS = 256
+"""Draws of Gaussian scores cost next to nothing, unlike draws of weights."""
+
+JACOBIAN_ENTRIES = 2**27
+"""Entries of the Jacobians held at once, half a GiB in float32."""
+
+Jacobian = list[tuple[Tensor, Tensor]]
+
+
+@torch.no_grad()
+def score_linearised(
+    scorer: Scorer,
+    items: Sequence[Encoded],
+    posterior: LaplacePosterior,
+    *,
+    samples: int,
+    seed: int,
+    batch_tokens: int,
+    advance: Callable[[int, int], None] | None = None,
+) -> DrawScores:
+    """Score questions by the linearised model; the totals are those of the mean.
+
+    With ``predictive="probit"`` there is one row, already averaged. Otherwise the rows are at least ``LEAST_DRAWS`` draws,
+    with the same noise for all questions, so that a prediction depends neither on the other questions nor on how they are
+    batched. Draws come in pairs of opposite noise, so their logits average to those of the mean: it is probabilities that
+    must be averaged.
+    """
+    options = max(len(item.option_ids) for item in items)
+    mean = torch.full((len(items), options), -torch.inf, dtype=torch.float64)
+    totals = mean.clone()
+    covariance = torch.zeros(len(items), options, options, dtype=torch.float64)
+    size = options * sum(point.numel() for points in posterior.random_points() for point in points)
+    done = 0
+    with differentiating(scorer) as holder:
+        for rows in graph_batches(items, batch_tokens, most=JACOBIAN_ENTRIES // size):
+            scores, jacobian = option_jacobian(scorer, holder, posterior, [items[row] for row in rows])
+            width = scores.total.shape[1]
+            mean[rows, :width] = scores.log_probabilities.double().cpu()
+            totals[rows, :width] = scores.total.double().cpu()
+            covariance[rows, :width, :width] = posterior.functional_variance(jacobian).double().cpu()
+            done += len(rows)
+            if advance is not None:
+                advance(done, len(items))
+    if posterior.config.predictive == "probit":
+        log_probabilities = probit(mean, covariance).unsqueeze(0)
+    else:
+        log_probabilities = sampled(mean, covariance, max(samples, LEAST_DRAWS), seed)
+    return DrawScores(log_probabilities, totals.expand(len(log_probabilities), -1, -1))
+
+
+def option_jacobian(
+    scorer: Scorer, holder: PosteriorHolder, posterior: LaplacePosterior, items: Sequence[Encoded]
+) -> tuple[OptionScores, Jacobian]:
+    """Scores at the mean, and the derivatives ``[L, N, O, R, i]`` and ``[L, N, O, o, R]`` of the log-probabilities.
+
+    They are zero for options that a question does not have. Call it inside :func:`differentiating`.
+    """
+    A, B = (
+        [point.detach().unsqueeze(1).repeat(1, len(items), 1, 1).requires_grad_() for point in points]
+        for points in posterior.random_points()
+    )
+    factors = {name: holder.posterior(name).mean().detach() for name in holder.active}
+    for name, points in factors.items():
+        if holder.posterior(name) is posterior:
+            factors[name] = posterior.place(points, A, B)
+    holder.use(factors)
+    scores = scorer(items)
+    require_numbers(scores.log_probabilities)
+    rows = list(option_gradients(scores.log_probabilities, scores.present, [*A, *B]))
+    stacked = [torch.stack(by_option, dim=2) for by_option in zip(*rows, strict=True)]
+    detached = OptionScores(scores.total.detach(), scores.mean.detach())
+    return detached, list(zip(stacked[: len(A)], stacked[len(A) :], strict=True))
+
+
+def probit(mean: Tensor, covariance: Tensor) -> Tensor:
+    """``log softmax(f / √(1 + π/8 · var f))`` of scores ``[N, O]`` with covariance ``[N, O, O]``."""
+    variance = covariance.diagonal(dim1=-2, dim2=-1)
+    return (mean / (1.0 + math.pi / 8.0 * variance).sqrt()).log_softmax(-1)
+
+
+def sampled(mean: Tensor, covariance: Tensor, draws: int, seed: int) -> Tensor:
+    """``draws`` (one more if odd) draws ``[n, N, O]`` of ``log softmax(f)`` with ``f ~ N(mean, covariance)``.
+
+    All questions share the noise, so its errors would not average out: its mean and covariance are made exact.
+    """
+    noise = _noise(max((draws + 1) // 2, mean.shape[1]), mean.shape[1], seed)
+    values, vectors = torch.linalg.eigh(covariance)
+    # the symmetric root, which no rounding can turn; the covariance is singular, so zeros may come out below zero
+    root = (vectors * values.clamp(min=0.0).sqrt().unsqueeze(-2)) @ vectors.mT
+    change = torch.einsum("do,nqo->dnq", noise, root)
+    return (mean + torch.cat([change, -change])).log_softmax(-1)
+
+
+def _noise(draws: int, options: int, seed: int) -> Tensor:
+    """``[draws, options]`` with ``noiseᵀ noise / draws = I``; more options do not change the columns of the first."""
+    generator = torch.Generator().manual_seed(seed)
+    columns = [torch.randn(draws, generator=generator, dtype=torch.float64) for _ in range(options)]
+    Q, R = torch.linalg.qr(torch.stack(columns, dim=1))
+    return draws**0.5 * Q * R.diagonal().sign()

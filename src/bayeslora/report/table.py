@@ -1,0 +1,141 @@
+"""A table of methods in Markdown and LaTeX: mean and standard deviation over seeds, the best in bold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+DAGGER = "†"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A metric as it is shown.
+
+    Attributes:
+        metric: its name in results.
+        title: above the column.
+        factor: 100 for per cent.
+        digits: behind the point.
+        largest: whether more is better.
+    """
+
+    metric: str
+    title: str
+    factor: float = 1.0
+    digits: int = 3
+    largest: bool = False
+
+    def better(self, a: float, b: float) -> bool:
+        """Whether ``a`` is better than ``b``."""
+        return a > b if self.largest else a < b
+
+
+COLUMNS = (
+    Column("acc", "ACC ↑", 100.0, 1, largest=True),
+    Column("nll", "NLL ↓"),
+    Column("ece", "ECE ↓", 100.0, 1),
+)
+"""The main metrics; accuracy and calibration error in per cent."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A metric of one method over its seeds.
+
+    Attributes:
+        values: one for each seed.
+        ties_best: whether the paired bootstrap cannot tell it from the best.
+    """
+
+    values: tuple[float, ...]
+    ties_best: bool = False
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+        return sum(self.values) / len(self.values)
+
+    @property
+    def sd(self) -> float:
+        """Standard deviation over the seeds (of a sample); not a number if there is only one."""
+        if len(self.values) < 2:
+            return math.nan
+        return math.sqrt(sum((v - self.mean) ** 2 for v in self.values) / (len(self.values) - 1))
+
+
+Row = Mapping[str, Cell]
+"""The cells of one method by metric; a metric that is missing is a gap."""
+
+
+def best_of(rows: Mapping[str, Row], column: Column) -> str | None:
+    """The method with the best mean."""
+    found: str | None = None
+    for method, row in rows.items():
+        if column.metric in row and (
+            found is None or column.better(row[column.metric].mean, rows[found][column.metric].mean)
+        ):
+            found = method
+    return found
+
+
+def markdown(rows: Mapping[str, Row], columns: Sequence[Column] = COLUMNS) -> str:
+    """A table in Markdown. † marks what cannot be told from the best."""
+    lines = [
+        "| method | " + " | ".join(column.title for column in columns) + " |",
+        "|---|" + "---:|" * len(columns),
+    ]
+    return "\n".join(lines + _body(rows, columns, "| {} | {} |", " | ", "**{}**".format, "{} ± {}".format, DAGGER))
+
+
+def latex(rows: Mapping[str, Row], columns: Sequence[Column] = COLUMNS) -> str:
+    """The same as a LaTeX ``tabular`` (needs the package booktabs)."""
+    titles = [column.title.replace("↑", r"$\uparrow$").replace("↓", r"$\downarrow$") for column in columns]
+    lines = [
+        rf"\begin{{tabular}}{{l{'r' * len(columns)}}}",
+        r"\toprule",
+        " & ".join(["method", *titles]) + r" \\",
+        r"\midrule",
+    ]
+    body = _body(
+        rows,
+        columns,
+        r"{} & {} \\",
+        " & ",
+        r"\textbf{{{}}}".format,
+        r"{} $\pm$ {}".format,
+        r"$^\dagger$",
+        escape=_escape,
+    )
+    return "\n".join([*lines, *body, r"\bottomrule", r"\end{tabular}"])
+
+
+def _body(
+    rows: Mapping[str, Row],
+    columns: Sequence[Column],
+    line: str,
+    between: str,
+    bold: Callable[[str], str],
+    spread: Callable[[str, str], str],
+    dagger: str,
+    escape: Callable[[str], str] = lambda text: text,
+) -> list[str]:
+    best = {column.metric: best_of(rows, column) for column in columns}
+
+    def shown(method: str, column: Column) -> str:
+        cell = rows[method].get(column.metric)
+        if cell is None:
+            return "—"
+        text = f"{cell.mean * column.factor:.{column.digits}f}"
+        if len(cell.values) > 1:
+            text = spread(text, f"{cell.sd * column.factor:.{column.digits}f}")
+        if best[column.metric] == method:
+            return bold(text)
+        return text + dagger if cell.ties_best else text
+
+    return [line.format(escape(method), between.join(shown(method, column) for column in columns)) for method in rows]
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", r"\textbackslash{}").replace("_", r"\_").replace("&", r"\&").replace("%", r"\%")

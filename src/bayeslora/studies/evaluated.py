@@ -1,0 +1,96 @@
+"""Finished runs of a comparison: their predictions side by side, and which differences are more than chance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bayeslora import metrics
+from bayeslora.errors import InputError
+from bayeslora.predict.predictions import read_predictions
+from bayeslora.report.table import COLUMNS, Cell, Row, best_of
+from bayeslora.train.directory import RunDirectory
+
+METRICS = {"acc": metrics.accuracy, "nll": metrics.nll, "ece": metrics.ece}
+SIGNIFICANT = 0.05
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A run's figures on one test split.
+
+    Attributes:
+        seed: of the run.
+        result: its ``result.json``.
+        ids: of the questions.
+        probabilities: ``[N, O]``.
+        gold: ``[N]``.
+    """
+
+    seed: int
+    result: Mapping[str, Any]
+    ids: tuple[str, ...]
+    probabilities: NDArray[np.float64]
+    gold: NDArray[np.int64]
+
+
+def load_evaluated(path: Path, seed: int) -> Evaluated | None:
+    """The run in a directory, or nothing if it is not done."""
+    directory = RunDirectory(path)
+    if not directory.result.exists():
+        return None
+    ids, probabilities, gold = read_predictions(directory.predictions)
+    return Evaluated(seed, directory.read_result(), tuple(ids), probabilities, gold)
+
+
+def require_same_questions(title: str, found: Mapping[str, Sequence[Evaluated]]) -> None:
+    """Methods can be compared only on the same questions with the same answers."""
+    runs = [(method, run) for method, these in found.items() for run in these]
+    for method, run in runs[1:]:
+        if run.ids != runs[0][1].ids or not np.array_equal(run.gold, runs[0][1].gold):
+            raise InputError(
+                f"{title}: {method} (seed {run.seed}) and {runs[0][0]} (seed {runs[0][1].seed}) were not evaluated on the "
+                "same questions; use a new directory"
+            )
+
+
+def table_rows(found: Mapping[str, Sequence[Evaluated]]) -> dict[str, Row]:
+    """A row for each method, with what the paired bootstrap over questions says of it and the best."""
+    plain = {
+        method: {name: Cell(tuple(run.result["metrics"][name] for run in runs)) for name in METRICS} if runs else {}
+        for method, runs in found.items()
+    }
+    best = {column.metric: best_of(plain, column) for column in COLUMNS}
+    return {
+        method: {
+            name: Cell(cell.values, _ties(name, found[method], found[best[name] or method], method == best[name]))
+            for name, cell in row.items()
+        }
+        for method, row in plain.items()
+    }
+
+
+def _ties(name: str, mine: Sequence[Evaluated], best: Sequence[Evaluated], is_best: bool) -> bool:
+    """Whether the paired bootstrap cannot tell a method from the best."""
+    if is_best:
+        return True
+    difference = metrics.paired_bootstrap_over_runs(
+        METRICS[name], [run.probabilities for run in mine], [run.probabilities for run in best], mine[0].gold
+    )
+    return difference.p_value >= SIGNIFICANT
+
+
+def pooled(runs: Sequence[Evaluated]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Predictions of all seeds, one below the other."""
+    return np.concatenate([run.probabilities for run in runs]), np.concatenate([run.gold for run in runs])
+
+
+def summary(run: Evaluated) -> dict[str, Any]:
+    """What is kept of a run in the record of a comparison: everything but settings and predictions."""
+    kept = ("metrics", "timing", "memory", "parameters", "counts", "history", "stopped_early", "found", "environment")
+    return {"seed": run.seed, **{name: run.result[name] for name in kept if name in run.result}}

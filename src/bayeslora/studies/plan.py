@@ -1,0 +1,80 @@
+"""Which runs a comparison consists of, where they lie, and what must be done before what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bayeslora.methods import find_method
+from bayeslora.studies.comparison import Comparison, task_name
+from bayeslora.train.config import RunConfig
+from bayeslora.train.origin import lora_runs
+
+Chosen = Mapping[tuple[str, str], float]
+"""The factor of the learning rate that was chosen, by task and method."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run with its directory. ``needs`` are directories of runs that must be done before."""
+
+    config: RunConfig
+    path: Path
+    needs: tuple[Path, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """In a few words."""
+        return f"{task_name(self.config.task)}, {self.config.method}, seed {self.config.seed}"
+
+
+def search_jobs(study: Comparison, out: Path) -> list[Job]:
+    """The runs on the first seed among which the factors of the learning rates are chosen."""
+    return [
+        Job(study.config(task, method, study.seeds[0], factor), run_path(out, task, method, factor, study.seeds[0]))
+        for task in study.tasks
+        for method in _trained(study)
+        for factor in study.rate_factors
+    ]
+
+
+def plan(study: Comparison, out: Path, chosen: Chosen) -> list[Job]:
+    """All runs of the table, those that others stand on first."""
+    first: dict[Path, Job] = {}
+    later: list[Job] = []
+    for task in study.tasks:
+        for method in study.method_names:
+            for seed in study.seeds:
+                if find_method(method).make is None:
+                    factor = chosen[task, method]
+                    path = run_path(out, task, method, factor, seed)
+                    first[path] = Job(study.config(task, method, seed, factor), path)
+                    continue
+                job, needed = _made(study, out, task, method, seed, chosen[task, "lora"])
+                later.append(job)
+                first |= {lora.path: lora for lora in needed if lora.path not in first}
+    return [*first.values(), *later]
+
+
+def run_path(out: Path, task: str, method: str, factor: float, seed: int) -> Path:
+    """Where a run lies."""
+    return out / "runs" / task_name(task) / method / f"rate-{factor:g}" / f"seed-{seed}"
+
+
+def _made(study: Comparison, out: Path, task: str, method: str, seed: int, factor: float) -> tuple[Job, Sequence[Job]]:
+    """The run of a method that stands on LoRAs, and those."""
+    config = study.config(task, method, seed, factor)
+    loras = [
+        Job(replace(lora, prediction=study.prediction), run_path(out, task, "lora", factor, lora.seed))
+        for lora in lora_runs(config)
+    ]
+    paths = tuple(lora.path for lora in loras)
+    config = replace(config, start_from=tuple(map(str, paths)))
+    return Job(config, run_path(out, task, method, factor, seed), paths), loras
+
+
+def _trained(study: Comparison) -> list[str]:
+    """Methods whose learning rate there is to choose: those that are trained, and LoRA if others stand on it."""
+    trained = [name for name in study.method_names if find_method(name).make is None]
+    return trained if len(trained) == len(study.method_names) else list(dict.fromkeys(("lora", *trained)))

@@ -1,0 +1,127 @@
+"""Running many runs, one after another or several at a time; a run that fails costs no other."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bayeslora.models import LoadedModel
+from bayeslora.predict.trunk import TrunkCache
+from bayeslora.studies.plan import Job
+from bayeslora.train.run import Place, load_base, train
+
+Ended = Callable[[Job, str | None], None]
+"""Told of every run that has ended: nothing, or why it failed."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a worker must know besides its runs, in a form that another process can get."""
+
+    data_dir: Path | None = None
+    device: str = "auto"
+    checkpoint_seconds: float = 60.0
+
+
+class Worker:
+    """Runs one run after another and loads the base model only once."""
+
+    def __init__(self, settings: Settings, place: Place | None = None) -> None:
+        self._place = place or Place(
+            data_dir=settings.data_dir, device=settings.device, checkpoint_seconds=settings.checkpoint_seconds
+        )
+        self._loaded: tuple[Any, LoadedModel] | None = None
+        self._trunk: tuple[str, TrunkCache] | None = None
+
+    def __call__(self, job: Job) -> str | None:
+        """Run it; returns why it failed, if it did."""
+        try:
+            config = job.config
+            if self._loaded is None or self._loaded[0] != (config.model, config.loading):
+                self._loaded = (config.model, config.loading), load_base(config, self._place.device)
+            if self._trunk is None or self._trunk[0] != config.adapter.layers:
+                self._trunk = config.adapter.layers, TrunkCache()
+            train(config, job.path, replace(self._place, loaded=self._loaded[1], trunk=self._trunk[1]))
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return None
+
+
+def run_jobs(
+    jobs: Sequence[Job], settings: Settings, ended: Ended, *, workers: int = 1, place: Place | None = None
+) -> None:
+    """Run the jobs that are not done yet: first those that others need, then the others.
+
+    Args:
+        jobs: what to run.
+        settings: for workers.
+        ended: told of every job that has ended.
+        workers: processes side by side; 1 runs everything in this one.
+        place: for runs in this process, instead of ``settings``.
+    """
+    worker = Worker(settings, place) if workers == 1 else None
+    failed: set[Path] = set()
+
+    def note(job: Job, failure: str | None) -> None:
+        if failure is not None:
+            failed.add(job.path)
+        ended(job, failure)
+
+    for wave in (tuple(job for job in jobs if not job.needs), tuple(job for job in jobs if job.needs)):
+        ready = []
+        for job in wave:
+            broken = [path for path in job.needs if path in failed]
+            if broken:
+                note(job, f"a run that it stands on has failed: {broken[0]}")
+            else:
+                ready.append(job)
+        here = ((job, worker(job)) for job in ready) if worker else _in_pool(ready, settings, workers)
+        for job, failure in here:
+            note(job, failure)
+
+
+def _in_pool(jobs: Sequence[Job], settings: Settings, workers: int) -> Iterator[tuple[Job, str | None]]:
+    """Jobs in processes of their own. If one dies (of too little memory, say), its job has failed and the rest goes on."""
+    waiting = list(jobs)
+    while waiting:
+        for job, failure in _until_broken(waiting, settings, workers):
+            waiting.remove(job)
+            yield job, failure
+        suspects, waiting = (
+            waiting[:workers],
+            waiting[workers:],
+        )  # one of those that were running; alone it shows itself
+        for job in suspects:
+            alone = list(_until_broken([job], settings, 1))
+            yield alone[0] if alone else (job, "its process died; give it more memory, or use fewer workers")
+
+
+def _until_broken(jobs: Sequence[Job], settings: Settings, workers: int) -> Iterator[tuple[Job, str | None]]:
+    """Jobs as they end, until all have or a process dies."""
+    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+    with ProcessPoolExecutor(workers, context, _start_worker, (settings,)) as pool:
+        running = {pool.submit(_run, job): job for job in jobs}
+        for future in as_completed(running):
+            try:
+                failure = future.result()
+            except BrokenProcessPool:
+                return
+            yield running[future], failure
+
+
+_worker: Worker | None = None
+
+
+def _start_worker(settings: Settings) -> None:
+    global _worker
+    _worker = Worker(settings)
+
+
+def _run(job: Job) -> str | None:
+    assert _worker is not None
+    return _worker(job)

@@ -1,0 +1,65 @@
+"""The LoRAs that a run stands on: which ones they are, and whether those that were given will do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from peft.utils import CONFIG_NAME
+
+from bayeslora.errors import InputError
+from bayeslora.methods import find_method
+from bayeslora.train.config import PredictionConfig, RunConfig, differences, resolve, to_dict
+from bayeslora.train.directory import RunDirectory
+
+SEED_DISTANCE = 1000
+"""Between the seeds of an ensemble's members: runs of neighbouring seeds share none."""
+
+
+def lora_runs(config: RunConfig) -> list[RunConfig]:
+    """The LoRA runs that a made method stands on, resolved. The first has the run's own seed, whatever the method."""
+    method = find_method(config.method)
+    count = method.loras(config.adapter.settings) if method.make is not None else 0
+    lora = replace(
+        config,
+        method="lora",
+        start_from=(),
+        adapter=replace(config.adapter, settings={}),
+        prediction=PredictionConfig(batch_tokens=config.prediction.batch_tokens),
+    )
+    return [resolve(replace(lora, seed=config.seed + SEED_DISTANCE * k)) for k in range(count)]
+
+
+def require_origins(config: RunConfig) -> list[str]:
+    """Adapter directories of the LoRAs given to start from; refused where their number or training does not fit."""
+    method = find_method(config.method)
+    wanted = method.loras(config.adapter.settings) if method.make is not None else 1
+    if len(config.start_from) != wanted:
+        raise InputError(
+            f"start_from names {len(config.start_from)} LoRAs, but method {method.name!r} stands on {wanted}; give as many"
+        )
+    runs = lora_runs(config)
+    return [str(_adapter(Path(path), to_dict(runs[0]) if runs else None)) for path in config.start_from]
+
+
+def _adapter(path: Path, wanted: Mapping[str, Any] | None) -> Path:
+    """The adapter of a run, or the directory itself if it is one; a run must have been trained as ``wanted``."""
+    if (path / CONFIG_NAME).exists():
+        return path
+    directory = RunDirectory(path)
+    if not directory.result.exists() or not (directory.adapter / CONFIG_NAME).exists():
+        raise InputError(
+            f"{path}: is neither a finished run nor a directory with an {CONFIG_NAME}; give one to start from"
+        )
+    found = directory.read_config()
+    if found.get("method") != "lora":
+        raise InputError(f"{path}: is a run of method {found.get('method')!r}; give one of method 'lora'")
+    own = {
+        name: found.get(name) for name in ("seed", "prediction")
+    }  # any seed will do, and a LoRA predicts without draws
+    lines = [] if wanted is None else differences({**wanted, **own}, found)
+    if lines:
+        raise InputError(f"{path}: was trained otherwise than this run says ({'; '.join(lines[:3])}); give the same")
+    return directory.adapter

@@ -1,0 +1,305 @@
+"""A comparison really run with a tiny model: what is planned, what is skipped, what survives, and what is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bayeslora.errors import InputError
+from bayeslora.methods import METHODS
+from bayeslora.predict.predictions import read_predictions
+from bayeslora.studies import compare as module
+from bayeslora.studies.compare import compare
+from bayeslora.studies.comparison import Comparison
+from bayeslora.studies.plan import Job, plan, run_path, search_jobs
+from bayeslora.studies.pool import Settings, run_jobs
+from bayeslora.train import AdapterConfig, PredictionConfig, TrainingConfig
+from bayeslora.train.origin import SEED_DISTANCE
+from train.tiny import bayeslora, model_directory, question, read_json, task_directory, without_intervals, write_task
+
+
+def study(**changes: Any) -> Comparison:
+    settings: dict[str, Any] = {
+        "model": model_directory(),
+        "methods": ("lora", "temperature", "deep-ensemble", "bbb"),
+        "tasks": (task_directory(),),
+        "seeds": (0, 1),
+        "adapter": AdapterConfig(rank=2, targets=("q_proj",)),
+        "training": TrainingConfig(epochs=1, batch_size=6),
+        "prediction": PredictionConfig(samples=2),
+    }
+    return Comparison(**(settings | changes))
+
+
+@pytest.fixture(autouse=True)
+def quick():
+    with without_intervals():
+        yield
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison that is done, with a shift; not to be changed."""
+    out = tmp_path_factory.mktemp("compare") / "study"
+    with without_intervals():
+        compare(study(shift=("urns",)), out)
+    return out
+
+
+# What is planned ------------------------------------------------------------------------------------------------------
+
+
+def test_methods_share_the_loras_they_stand_on():
+    chosen = dict.fromkeys(((task_directory(), method) for method in ("lora", "bbb")), 1.0)
+    jobs = plan(study(), Path("out"), chosen)
+    assert (
+        len({job.path for job in jobs}) == len(jobs) == 2 + 2 * 2 + 2 + 2 + 2
+    )  # loras, more members, bbb, the two made
+    made = {(job.config.method, job.config.seed): job for job in jobs if job.needs}
+    lora = run_path(Path("out"), task_directory(), "lora", 1.0, 0)
+    assert made["temperature", 0].needs == (lora,)
+    seeds = [path.name for path in made["deep-ensemble", 1].needs]
+    assert seeds == ["seed-1", f"seed-{1 + SEED_DISTANCE}", f"seed-{1 + 2 * SEED_DISTANCE}"]
+    at = {job.path: k for k, job in enumerate(jobs)}
+    assert all(at[path] < at[job.path] for job in jobs for path in job.needs)
+
+
+def test_lora_is_trained_even_if_only_others_that_stand_on_it_are_shown():
+    jobs = search_jobs(study(methods=("temperature",), rate_factors=(0.5, 2.0)), Path("out"))
+    assert [(job.config.method, job.config.training.learning_rate) for job in jobs] == [
+        ("lora", 3.5e-4),
+        ("lora", 1.4e-3),
+    ]
+
+
+def test_all_methods_can_be_planned():
+    everything = study(methods=("all",))
+    assert everything.method_names == tuple(METHODS)
+    chosen = {(task_directory(), method): 1.0 for method in METHODS}
+    jobs = plan(everything, Path("out"), chosen)
+    assert {job.config.method for job in jobs} == set(METHODS)
+
+
+# What comes out -------------------------------------------------------------------------------------------------------
+
+
+def test_everything_that_is_promised_is_written(done):
+    names = {path.name for path in done.iterdir()}
+    assert names == {
+        "runs", "shift", "table.md", "table.tex", "table.json", "scatter.png",
+        "reliability-task.png", "reliability-task-to-urns.png",
+    }  # fmt: skip
+    assert (done / "scatter.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_table_says_what_the_runs_say(done):
+    record = read_json(done / "table.json")
+    rows = record["sections"]["task"]
+    assert list(rows) == ["lora", "temperature", "deep-ensemble", "bbb"]
+    for method, row in rows.items():
+        for run in row["runs"]:
+            path = run_path(done, task_directory(), method, 1.0, run["seed"])
+            assert run["metrics"] == read_json(path / "result.json")["metrics"]
+    values = [run["metrics"]["nll"] for run in rows["bbb"]["runs"]]
+    text = (done / "table.md").read_text(encoding="utf-8")
+    shown = f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
+    line = next(line for line in text.splitlines() if line.startswith("| bbb"))
+    assert shown in line
+    assert shown.replace("±", r"$\pm$") in (done / "table.tex").read_text(encoding="utf-8")
+
+
+def test_temperature_and_lora_answer_alike_in_the_table(done):
+    rows = read_json(done / "table.json")["sections"]["task"]
+    assert [r["metrics"]["acc"] for r in rows["lora"]["runs"]] == [
+        r["metrics"]["acc"] for r in rows["temperature"]["runs"]
+    ]
+
+
+def test_shift_evaluates_the_same_runs_on_another_task(done, tmp_path):
+    rows = read_json(done / "table.json")["sections"]["task → urns"]
+    assert all(len(row["runs"]) == 2 for row in rows.values())
+    path = run_path(done, task_directory(), "bbb", 1.0, 1)
+    assert bayeslora("evaluate", path, "--task", "urns", "--out", tmp_path / "urns", "--quiet") == 0
+    assert rows["bbb"]["runs"][1]["metrics"] == pytest.approx(read_json(tmp_path / "urns" / "result.json")["metrics"])
+
+
+def test_nothing_is_run_twice(done, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("a run was made again")
+
+    before = {path: path.stat().st_mtime_ns for path in done.rglob("result.json")}
+    monkeypatch.setattr("bayeslora.studies.pool.train", refuse)
+    monkeypatch.setattr(module, "evaluate", refuse)
+    text = (done / "table.md").read_text(encoding="utf-8")
+    assert compare(study(shift=("urns",)), done).text == text
+    assert {path: path.stat().st_mtime_ns for path in done.rglob("result.json")} == before
+
+
+def test_a_method_that_cannot_be_told_from_the_best_is_marked(done):
+    """Two methods with equal predictions are a tie; one that is much worse is none."""
+    from bayeslora.studies.evaluated import Evaluated, table_rows
+
+    rng = np.random.default_rng(0)
+    gold = rng.integers(0, 2, 300)
+    good = np.where(np.eye(2)[gold] == 1, 0.8, 0.2)
+    bad = np.full((300, 2), 0.5)
+
+    def run(p: np.ndarray) -> Evaluated:
+        figures = {name: metric(p, gold) for name, metric in module.METRICS.items()}
+        return Evaluated(0, {"metrics": figures}, tuple(map(str, range(300))), p, gold)
+
+    rows = table_rows({"a": [run(good)], "b": [run(good)], "c": [run(bad)], "gap": []})
+    assert [rows[m]["nll"].ties_best for m in "abc"] == [True, True, False] and rows["gap"] == {}
+
+
+# Choosing the learning rate -------------------------------------------------------------------------------------------
+
+
+def test_the_factor_with_the_least_validation_nll_is_used(tmp_path):
+    searching = study(methods=("lora", "temperature"), rate_factors=(1.0, 30.0), seeds=(0,))
+    compare(searching, tmp_path / "study")
+    record = read_json(tmp_path / "study" / "table.json")
+    chosen = record["chosen_rate_factors"]["task/lora"]
+    nll = {}
+    for factor in (1.0, 30.0):
+        history = read_json(run_path(tmp_path / "study", task_directory(), "lora", factor, 0) / "result.json")[
+            "history"
+        ]
+        nll[factor] = min(it["validation"]["nll"] for it in history)
+    assert chosen == min(nll, key=nll.get)
+    path = run_path(tmp_path / "study", task_directory(), "temperature", chosen, 0)
+    assert read_json(path / "config.json")["training"]["learning_rate"] == pytest.approx(7e-4 * chosen)
+
+
+# What goes wrong ------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_fails_leaves_a_gap_and_costs_nothing_else(tmp_path, monkeypatch):
+    from bayeslora.studies import pool
+
+    train = pool.train
+
+    def failing(config, *args, **kwargs):
+        if config.method == "bbb" and config.seed == 1:
+            raise RuntimeError("out of luck")
+        if config.method == "lora" and config.seed == 0:
+            raise RuntimeError("no lora")
+        return train(config, *args, **kwargs)
+
+    monkeypatch.setattr(pool, "train", failing)
+    compared = compare(study(methods=("lora", "temperature", "bbb")), tmp_path / "study")
+    assert len(compared.failures) == 3
+    assert any("stands on has failed" in why for why in compared.failures.values())
+    assert "out of luck" in compared.text and "## Failed" in compared.text
+    assert [
+        len(cell["runs"]) for cell in read_json(tmp_path / "study" / "table.json")["sections"]["task"].values()
+    ] == [1, 1, 1]
+    monkeypatch.setattr(pool, "train", train)
+    again = compare(study(methods=("lora", "temperature", "bbb")), tmp_path / "study")
+    assert not again.failures and "## Failed" not in again.text
+
+
+def test_a_method_without_any_result_is_a_gap(tmp_path, monkeypatch):
+    from bayeslora.studies import pool
+
+    train = pool.train
+    monkeypatch.setattr(
+        pool, "train", lambda config, *a, **k: 1 / 0 if config.method == "bbb" else train(config, *a, **k)
+    )
+    compared = compare(study(methods=("lora", "bbb"), seeds=(0,)), tmp_path / "study")
+    assert "| bbb | — | — | — |" in compared.text
+
+
+def test_the_command_line_exits_with_1_if_runs_failed(tmp_path, monkeypatch, capsys):
+    from bayeslora.studies import pool
+
+    monkeypatch.setattr(pool, "train", lambda *a, **k: 1 / 0)
+    words = ["compare", "--model", model_directory(), "--tasks", task_directory(), "--out", tmp_path / "study"]
+    assert bayeslora(*words, "--methods", "lora", "--seeds", 0, "--quiet") == 1
+    out, err = capsys.readouterr()
+    assert "1 runs failed" in err and err.count("\n") == 1 and "ZeroDivisionError" in out
+
+
+@pytest.mark.parametrize(
+    "changes, advice",
+    [
+        ({"methods": ("lora", "lora")}, "names one twice"),
+        ({"seeds": ()}, "seeds is empty"),
+        ({"rate_factors": (0.0,)}, "give positive numbers"),
+        ({"adapter": AdapterConfig(settings={"members": 2})}, "settings belong to one posterior"),
+        ({"tasks": ("a/x.jsonl", "b/x.jsonl")}, "two tasks have the same name"),
+    ],
+)
+def test_comparisons_that_make_no_sense_are_refused(changes, advice):
+    with pytest.raises(InputError, match=advice):
+        study(**changes)
+
+
+def test_unknown_names_are_refused_before_anything_is_run(tmp_path):
+    with pytest.raises(InputError, match=r"unknown method 'lore'.*did you mean 'lora'"):
+        compare(study(methods=("lore",)), tmp_path / "study")
+    with pytest.raises(InputError, match=r"unknown task|no such"):
+        compare(study(tasks=("arc-eesy",)), tmp_path / "study")
+    with pytest.raises(InputError, match="workers is 0"):
+        compare(study(), tmp_path / "study", workers=0)
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_directory_of_another_comparison_is_refused(done):
+    with pytest.raises(InputError, match=r"holds another run.*epochs 2 is 1 there"):
+        compare(study(training=TrainingConfig(epochs=2, batch_size=6)), done)
+
+
+def test_other_questions_under_the_same_name_are_refused(tmp_path):
+    """The same path, but the file has changed between two runs."""
+    task = write_task(tmp_path / "mine")
+    own = study(tasks=(str(task),), methods=("lora",), seeds=(0,))
+    compare(own, tmp_path / "study")
+    write_task(task, test=[question(k) for k in range(100, 108)])
+    with pytest.raises(InputError, match="not evaluated on the same questions"):
+        compare(study(tasks=(str(task),), methods=("lora",), seeds=(0, 1)), tmp_path / "study")
+
+
+# Workers --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_workers_give_what_one_process_gives(done, tmp_path):
+    compare(study(), tmp_path / "study", workers=2)
+    for path in (tmp_path / "study" / "runs").rglob("predictions.jsonl.gz"):
+        ours, theirs = (read_predictions(it)[1] for it in (path, done / path.relative_to(tmp_path / "study")))
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+def die(job: Job) -> None:
+    """Stands in for a run that is killed by the system."""
+    if job.config.seed == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_fails_its_own_run_only(tmp_path, monkeypatch):
+    from bayeslora.studies import pool
+
+    jobs = [Job(study().config(task_directory(), "lora", seed), tmp_path / str(seed)) for seed in range(4)]
+    monkeypatch.setattr(pool, "_run", _run_or_die)
+    ended: dict[int, str | None] = {}
+    run_jobs(jobs, Settings(), lambda job, why: ended.update({job.config.seed: why}), workers=2)
+    assert {seed: why is None for seed, why in ended.items()} == {0: True, 1: False, 2: True, 3: True}
+    assert "process died" in str(ended[1])
+
+
+def _run_or_die(job: Job) -> None:
+    die(job)
+
+
+def test_the_record_is_json_without_predictions_or_numbers_that_are_none(done):
+    text = (done / "table.json").read_text(encoding="utf-8")
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert "probabilities" not in text and len(text) < 200_000

@@ -1,0 +1,239 @@
+"""Methods that stand on LoRAs: which ones they train, which ones they accept, and what they make of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from bayeslora.errors import InputError
+from bayeslora.methods import METHODS
+from bayeslora.predict.predictions import read_predictions
+from bayeslora.train import AdapterConfig, TrainingConfig, train
+from bayeslora.train.origin import SEED_DISTANCE, lora_runs
+from bayeslora.train.trained import load_run
+from train.tiny import bayeslora, model_directory, options, outcome, read_json, run_config, without_intervals
+
+MADE = [name for name, method in METHODS.items() if method.make is not None]
+
+
+@pytest.fixture(autouse=True)
+def quick():
+    with without_intervals():
+        yield
+
+
+@pytest.fixture(scope="module")
+def loras(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three LoRA runs, the members of a deep ensemble of seed 0."""
+    root = tmp_path_factory.mktemp("loras")
+    paths = []
+    with without_intervals():
+        for k in range(3):
+            paths.append(root / str(k))
+            train(run_config("lora", seed=SEED_DISTANCE * k), paths[-1])
+    return paths
+
+
+def test_the_loras_of_a_method_are_lora_runs_of_the_same_settings():
+    config = run_config("deep-ensemble", seed=7, adapter=AdapterConfig(rank=3, settings={"members": 2}))
+    first, second = lora_runs(config)
+    assert (first.method, first.seed, second.seed) == ("lora", 7, 7 + SEED_DISTANCE)
+    assert first.adapter == AdapterConfig(rank=3) and first.training.epochs == 2
+    assert lora_runs(run_config("lora")) == []
+
+
+def test_methods_on_one_lora_share_it_with_the_lora_run_itself():
+    from bayeslora.train import resolve
+
+    for name in MADE:
+        assert lora_runs(run_config(name))[0] == replace(
+            resolve(run_config("lora")), prediction=lora_runs(run_config(name))[0].prediction
+        )
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_given_loras_give_what_trained_ones_give_and_are_not_touched(name, loras, tmp_path):
+    count = METHODS[name].loras({})
+    given = tuple(str(path) for path in loras[:count])
+    before = [outcome(path) for path in loras]
+    train(run_config(name), tmp_path / "alone")
+    train(run_config(name, start_from=given), tmp_path / "given")
+    alone, with_given = outcome(tmp_path / "alone"), outcome(tmp_path / "given")
+    assert {k: v for k, v in alone.items() if k != "config"} == {k: v for k, v in with_given.items() if k != "config"}
+    assert [outcome(path) for path in loras] == before
+    assert sorted(p.name for p in (tmp_path / "alone").glob("lora-*")) == [f"lora-{k}" for k in range(count)]
+    assert not list((tmp_path / "given").glob("lora-*"))
+
+
+def test_a_deep_ensemble_averages_the_probabilities_of_its_members(loras, tmp_path):
+    train(run_config("deep-ensemble", start_from=tuple(map(str, loras))), tmp_path / "run")
+    members = [read_predictions(path / "predictions.jsonl.gz")[1] for path in loras]
+    ours = read_predictions(tmp_path / "run" / "predictions.jsonl.gz")[1]
+    np.testing.assert_allclose(ours, np.mean(members, axis=0), atol=1e-6)
+
+
+def test_temperature_changes_no_answer_and_is_used_by_whoever_loads_the_run(loras, tmp_path):
+    result = train(run_config("temperature", start_from=(str(loras[0]),)), tmp_path / "run")
+    plain, soft = (read_predictions(path / "predictions.jsonl.gz")[1] for path in (loras[0], tmp_path / "run"))
+    assert (plain.argmax(1) == soft.argmax(1)).all()
+    temperature = result["found"]["temperature"]
+    scaled = np.where(plain > 0, plain, 0) ** (1 / temperature)
+    np.testing.assert_allclose(soft, scaled / scaled.sum(1, keepdims=True), atol=1e-6)
+    assert load_run(tmp_path / "run").calibration.temperature == temperature
+    assert load_run(tmp_path / "run").evaluate().metrics() == pytest.approx(result["metrics"])
+
+
+def test_the_temperature_is_the_best_of_a_grid_on_the_validation_split(loras, tmp_path):
+    task = tmp_path / "task"
+    from train.tiny import question, write_task
+
+    noisy = [question(k, answer=(k // 3) % 2) for k in range(40)]  # so that the best temperature is inside its range
+    write_task(task, validation=noisy)
+    lora = run_config("lora", task=str(task))
+    train(lora, tmp_path / "lora")
+    found = train(replace(lora, method="temperature", start_from=(str(tmp_path / "lora"),)), tmp_path / "run")["found"]
+    log_p = np.log(np.maximum(load_run(tmp_path / "lora").evaluate(split="validation").probabilities, 1e-300))
+    gold = np.array([(k // 3) % 2 for k in range(40)])
+
+    def nll(t):
+        z = log_p / t
+        z = z - np.log(np.exp(z).sum(1, keepdims=True))
+        return -z[np.arange(40), gold].mean()
+
+    grid = np.exp(np.linspace(np.log(0.05), np.log(20), 4001))
+    best = grid[np.argmin([nll(t) for t in grid])]
+    assert found["temperature"] == pytest.approx(best, rel=2e-3)
+
+
+def test_tfb_stays_within_its_tolerance_on_the_anchors_and_keeps_the_mean(loras, tmp_path):
+    adapter = AdapterConfig(rank=2, targets=("q_proj", "v_proj"), settings={"tolerance": 0.2})
+    result = train(run_config("tfb", adapter=adapter, start_from=(str(loras[0]),)), tmp_path / "run")
+    assert 0 < result["found"]["change"] <= 0.2 and result["found"]["width"] > 0
+    assert result["metrics"]["epistemic"] > 0
+    mean = load_run(tmp_path / "run", samples=0).evaluate().probabilities
+    np.testing.assert_allclose(mean, read_predictions(loras[0] / "predictions.jsonl.gz")[1], atol=1e-5)
+
+
+# LoRAs of others ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ordinary LoRA adapter, as PEFT saves it."""
+    path = tmp_path_factory.mktemp("foreign") / "adapter"
+    base = AutoModelForCausalLM.from_pretrained(model_directory())
+    model = get_peft_model(base, LoraConfig(r=2, lora_alpha=16, target_modules=["q_proj", "v_proj"]))
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.1)
+    model.save_pretrained(str(path))
+    return path
+
+
+@pytest.mark.parametrize("name", [name for name in MADE if METHODS[name].loras({}) == 1])
+def test_any_lora_adapter_will_do(name, foreign, tmp_path):
+    train(run_config(name, start_from=(str(foreign),)), tmp_path / "run")
+    mean = load_run(tmp_path / "run", samples=0, raw=True).evaluate().probabilities
+    from peft import PeftModel
+
+    base = AutoModelForCausalLM.from_pretrained(model_directory())
+    merged = PeftModel.from_pretrained(base, str(foreign)).merge_and_unload()
+    merged.save_pretrained(tmp_path / "merged")
+    for file in Path(model_directory()).glob("token*"):
+        (tmp_path / "merged" / file.name).write_bytes(file.read_bytes())
+    zero = TrainingConfig(epochs=1, batch_size=12, learning_rate=1e-30)
+    train(run_config("lora", model=str(tmp_path / "merged"), training=zero), tmp_path / "plain")
+    np.testing.assert_allclose(mean, read_predictions(tmp_path / "plain" / "predictions.jsonl.gz")[1], atol=1e-4)
+
+
+def test_a_trained_method_may_start_from_a_lora_too(foreign, tmp_path):
+    still = TrainingConfig(epochs=1, batch_size=12, learning_rate=1e-30)
+    train(run_config("lora", training=still, start_from=(str(foreign),)), tmp_path / "lora")
+    train(run_config("temperature", start_from=(str(foreign),)), tmp_path / "temperature")
+    start = load_run(tmp_path / "temperature", raw=True).evaluate().probabilities
+    np.testing.assert_allclose(read_predictions(tmp_path / "lora" / "predictions.jsonl.gz")[1], start, atol=1e-5)
+
+
+# On the command line --------------------------------------------------------------------------------------------------
+
+
+def test_a_run_to_start_from_also_says_model_task_and_training(loras, tmp_path):
+    words = ["train", "--start-from", loras[0], "--method", "temperature", "--out", tmp_path / "run", "--quiet"]
+    assert bayeslora(*words) == 0
+    config = read_json(tmp_path / "run" / "config.json")
+    assert config["model"] == model_directory() and config["training"]["epochs"] == 2
+    assert config["method"] == "temperature" and config["start_from"] == [str(loras[0])]
+
+
+def test_an_adapter_to_start_from_says_model_and_shape(foreign, tmp_path):
+    task = read_json_task()
+    words = ["train", "--start-from", foreign, "--task", task, "--method", "tfb", "--out", tmp_path / "run", "--quiet"]
+    assert bayeslora(*words) == 0
+    adapter = read_json(tmp_path / "run" / "config.json")["adapter"]
+    assert adapter["rank"] == 2 and sorted(adapter["targets"]) == ["q_proj", "v_proj"]
+
+
+def read_json_task() -> str:
+    from train.tiny import task_directory
+
+    return task_directory()
+
+
+# What is refused ------------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_started_from_is_refused(loras, foreign, tmp_path):
+    def refused(match: str, **changes):
+        config = run_config("temperature", **changes)
+        with pytest.raises(InputError, match=match):
+            train(config, tmp_path / "run")
+        assert not (tmp_path / "run" / "config.json").exists()
+
+    refused("names 2 LoRAs, but method 'temperature' stands on 1", start_from=tuple(map(str, loras[:2])))
+    refused("neither a finished run nor", start_from=(str(tmp_path / "nothing"),))
+    trained = TrainingConfig(epochs=1, batch_size=4, learning_rate=0.01)
+    refused("was trained otherwise.*epochs 1 is 2 there", start_from=(str(loras[0]),), training=trained)
+    refused(
+        "has rank 2.*above ours, 1",
+        start_from=(str(foreign),),
+        adapter=AdapterConfig(rank=1, targets=("q_proj", "v_proj")),
+    )
+    refused(
+        "adapts 6 layers and this one 3", start_from=(str(foreign),), adapter=AdapterConfig(rank=2, targets=("q_proj",))
+    )
+    train(run_config("bbb"), tmp_path / "bbb")
+    refused("is a run of method 'bbb'; give one of method 'lora'", start_from=(str(tmp_path / "bbb"),))
+
+
+def test_an_interrupted_method_goes_on_with_its_loras(tmp_path, monkeypatch):
+    """Whole members are kept; the directory is the run's from the first moment on."""
+    from bayeslora.train import run
+
+    read, calls = run.read_lora, []
+
+    def broken(*args):
+        calls.append(args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "read_lora", broken)
+    with pytest.raises(KeyboardInterrupt):
+        train(run_config("deep-ensemble"), tmp_path / "run")
+    kept = [outcome(tmp_path / "run" / f"lora-{k}") for k in range(3)]
+    monkeypatch.setattr(run, "read_lora", read)
+    train(run_config("deep-ensemble"), tmp_path / "run")
+    assert [outcome(tmp_path / "run" / f"lora-{k}") for k in range(3)] == kept
+    train(run_config("deep-ensemble"), tmp_path / "whole")
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+def test_options_of_the_tiny_run_are_what_run_config_says(tmp_path):
+    assert bayeslora(*options(tmp_path / "run", "--method", "temperature")) == 0
+    assert read_json(tmp_path / "run" / "lora-0" / "config.json")["method"] == "lora"
