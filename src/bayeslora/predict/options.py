@@ -13,13 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bayeslora.errors import InputError
+
+Integers = NDArray[np.int64]
 
 
 class Encoded(Protocol):
@@ -41,7 +45,7 @@ class PackedBatch:
     Attributes:
         input_ids: ``[B, T]``.
         position_ids: ``[B, T]``, starting anew with every option.
-        visible: ``[B, T, T]``, which columns (last) a column sees.
+        part: ``[B, T]``, what a column belongs to: the prompt (0), an option (its number, from 1) or nothing (-1).
         source: ``[B, K]``, for every option token the kept column whose logits predict it (column 0 is the prompt's last).
         option: ``[B, K]``, which option the token belongs to; ``O`` for padding.
         lengths: ``[B, O]``, tokens per option; 0 where an item has no such option.
@@ -49,7 +53,7 @@ class PackedBatch:
 
     input_ids: Tensor
     position_ids: Tensor
-    visible: Tensor
+    part: Tensor
     source: Tensor
     option: Tensor
     lengths: Tensor
@@ -65,10 +69,19 @@ class PackedBatch:
         return self.lengths > 0
 
     @property
+    def visible(self) -> Tensor:
+        """``[B, T, T]``, which columns (last) a column sees: of what is not after it, the prompt and its own option."""
+        width = self.part.shape[1]
+        seen, sees = self.part.unsqueeze(1), self.part.unsqueeze(2)
+        before = torch.ones(width, width, dtype=torch.bool, device=self.part.device).tril()
+        itself = torch.eye(width, dtype=torch.bool, device=self.part.device)  # for padding, or softmax gives NaN
+        return before & ((seen == 0) | ((seen == sees) & (seen > 0))) & (sees >= 0) | itself
+
+    @property
     def used(self) -> Tensor:
         """``[B, T]``, tokens that a score depends on: neither padding nor the last one of an option."""
         prompt_width = self.input_ids.shape[1] - self.source.shape[1]
-        prompt = self.visible[:, prompt_width - 1, :prompt_width]
+        prompt = self.part[:, :prompt_width] == 0
         columns = torch.arange(self.source.shape[1], device=self.source.device)
         followed = (self.source == columns)[:, 1:]  # by a token that it predicts
         return F.pad(torch.cat([prompt, followed], dim=1), (0, 1))
@@ -85,49 +98,56 @@ class PackedBatch:
 
 
 def pack(items: Sequence[Encoded], pad_id: int = 0) -> PackedBatch:
-    """Pack encoded items into one batch."""
+    """Pack encoded items into one batch.
+
+    Rows are filled in numpy: on small slices torch takes several times as long, which is felt in every step of training.
+    """
     prompt_width = max(len(item.prompt_ids) for item in items)
     option_width = max(sum(map(len, item.option_ids)) for item in items)
     most_options = max(len(item.option_ids) for item in items)
     width = prompt_width + option_width
-    batch = PackedBatch(
-        input_ids=torch.full((len(items), width), pad_id),
-        position_ids=torch.zeros(len(items), width, dtype=torch.long),
-        visible=torch.eye(width, dtype=torch.bool).repeat(
-            len(items), 1, 1
-        ),  # padding sees itself, or softmax gives NaN
-        source=torch.zeros(len(items), option_width, dtype=torch.long),
-        option=torch.full((len(items), option_width), most_options),
-        lengths=torch.zeros(len(items), most_options, dtype=torch.long),
+    rows = _Rows(
+        input_ids=np.full((len(items), width), pad_id),
+        position_ids=np.zeros((len(items), width), dtype=np.int64),
+        part=np.full((len(items), width), -1),
+        source=np.zeros((len(items), option_width), dtype=np.int64),
+        option=np.full((len(items), option_width), most_options),
+        lengths=np.zeros((len(items), most_options), dtype=np.int64),
     )
     for row, item in enumerate(items):
-        _pack_row(batch, row, item, prompt_width)
-    return batch
+        _pack_row(rows, row, item, prompt_width)
+    return PackedBatch(*map(torch.from_numpy, rows))
 
 
-def _pack_row(batch: PackedBatch, row: int, item: Encoded, prompt_width: int) -> None:
+class _Rows(NamedTuple):
+    """The arrays of a batch, in the order of its fields."""
+
+    input_ids: Integers
+    position_ids: Integers
+    part: Integers
+    source: Integers
+    option: Integers
+    lengths: Integers
+
+
+def _pack_row(rows: _Rows, row: int, item: Encoded, prompt_width: int) -> None:
     length = len(item.prompt_ids)
     start = prompt_width - length
-    batch.input_ids[row, start:prompt_width] = torch.tensor(item.prompt_ids)
-    batch.position_ids[row, start:prompt_width] = torch.arange(length)
-    batch.visible[row, start:prompt_width, start:prompt_width] = _causal(length)
+    rows.input_ids[row, start:prompt_width] = item.prompt_ids
+    rows.position_ids[row, start:prompt_width] = np.arange(length)
+    rows.part[row, start:prompt_width] = 0
     column = prompt_width
     for index, ids in enumerate(item.option_ids):
         end = column + len(ids)
-        batch.input_ids[row, column:end] = torch.tensor(ids)
-        batch.position_ids[row, column:end] = torch.arange(length, length + len(ids))
-        batch.visible[row, column:end, start:prompt_width] = True
-        batch.visible[row, column:end, column:end] = _causal(len(ids))
+        rows.input_ids[row, column:end] = ids
+        rows.position_ids[row, column:end] = np.arange(length, length + len(ids))
+        rows.part[row, column:end] = index + 1
         first = column - prompt_width
-        batch.option[row, first : end - prompt_width] = index
+        rows.option[row, first : end - prompt_width] = index
         # the first token is predicted by the prompt's last column, every other one by the token before it
-        batch.source[row, first + 1 : end - prompt_width] = torch.arange(first + 1, end - prompt_width)
-        batch.lengths[row, index] = len(ids)
+        rows.source[row, first + 1 : end - prompt_width] = np.arange(first + 1, end - prompt_width)
+        rows.lengths[row, index] = len(ids)
         column = end
-
-
-def _causal(length: int) -> Tensor:
-    return torch.ones(length, length, dtype=torch.bool).tril()
 
 
 @dataclass(frozen=True)
