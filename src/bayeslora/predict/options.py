@@ -20,10 +20,15 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bayeslora.errors import InputError
 
 Integers = NDArray[np.int64]
+
+ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""All of torch's attention kernels but cuDNN's, which compiles itself anew for every width of a batch: on an H200 that
+took 15 ms of each layer's backward pass, more than half of a training step."""
 
 
 class Encoded(Protocol):
@@ -192,14 +197,15 @@ def score_options(model: nn.Module, batch: PackedBatch, inputs_embeds: Tensor | 
 def packed_logits(model: nn.Module, batch: PackedBatch, inputs_embeds: Tensor | None = None) -> Tensor:
     """Logits ``[B, K + 1, vocabulary]`` in float32 of the prompt's last column and of the options."""
     _require_no_window(model, batch.input_ids.shape[1])
-    output: Any = model(
-        input_ids=batch.input_ids if inputs_embeds is None else None,
-        inputs_embeds=inputs_embeds,
-        position_ids=batch.position_ids,
-        attention_mask=_additive(batch.visible, _dtype(model)),
-        use_cache=False,
-        logits_to_keep=batch.kept,
-    )
+    with sdpa_kernel(ATTENTION):
+        output: Any = model(
+            input_ids=batch.input_ids if inputs_embeds is None else None,
+            inputs_embeds=inputs_embeds,
+            position_ids=batch.position_ids,
+            attention_mask=_additive(batch.visible, _dtype(model)),
+            use_cache=False,
+            logits_to_keep=batch.kept,
+        )
     logits: Tensor = output.logits
     return logits.float()
 
