@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import subprocess
 import sys
@@ -43,7 +44,12 @@ def peak_memory(device: torch.device) -> int:
 
 
 def _commit() -> str | None:
-    """The commit of the package's source, marked if it was changed since; nothing for an installed package."""
+    """The commit of the package's source, marked if it was changed since; nothing for an installed package.
+
+    Where the source lies without its repository (in a container, say), ``BAYESLORA_COMMIT`` may name it.
+    """
+    if given := os.environ.get("BAYESLORA_COMMIT"):
+        return given
     source = Path(__file__).resolve().parents[3]
     if not (source / ".git").exists():
         return None
