@@ -100,3 +100,9 @@ def logits(model, ids=None, **kwargs):
 
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
+
+
+def foreign_model(kind, settings=None, architecture="llama", seed=0, **changes):
+    """A tiny model with an adapter of PEFT's own, of a holder's class."""
+    site = {"rank": 4, "alpha": 8.0, "targets": ["q_proj", "v_proj"], "layers": None, "seed": seed} | changes
+    return kind.adapt(base_model(architecture), kind.peft_config(settings or {}, **site), seed)

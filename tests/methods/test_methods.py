@@ -5,15 +5,14 @@ from dataclasses import fields
 import pytest
 import torch
 
-from adapter.cases import adapted, base_model
-from bayeslora import find_holder
+from adapter.cases import adapted, base_model, foreign_model
 from bayeslora.errors import InputError
-from bayeslora.methods import METHODS, find_method, find_preset
+from bayeslora.methods import METHODS, find_method, find_preset, registry
 from bayeslora.methods.base import COMMON, PAPER
 from bayeslora.posterior import InducingConfig
-from bayeslora.posterior.registry import POSTERIORS, posterior_config
+from bayeslora.posterior.registry import POSTERIORS, make_settings
 from bayeslora.train import AdapterConfig, RunConfig, TrainingConfig, resolve
-from bayeslora.train.optimise import parameter_groups
+from bayeslora.train.optimise import parameter_groups, parameter_kinds
 
 ALL = pytest.mark.parametrize("name", METHODS)
 PRESETS = pytest.mark.parametrize("preset", ["default", "paper"])
@@ -24,7 +23,7 @@ TRAINING = {field.name for field in fields(TrainingConfig)}
 def test_a_method_is_found_under_its_own_name(name):
     method = find_method(name)
     assert method is METHODS[name] and method.name == name
-    assert method.posterior in POSTERIORS
+    assert (method.posterior in POSTERIORS) == (method.foreign() is None)
     assert {"default", "paper"} <= method.presets.keys()
     assert method.description and "\n" not in method.description and not method.description.endswith(".")
 
@@ -36,7 +35,7 @@ def test_presets_name_settings_that_exist(name, preset):
     found = find_preset(method, preset)
     assert found is method.presets[preset]
     assert set(found.training) <= TRAINING
-    posterior_config(method.posterior, found.settings)  # refuses what the posterior does not know
+    make_settings(name, method.distribution().config_class, found.settings)  # refuses what it does not know
 
 
 def test_common_and_published_settings_exist():
@@ -48,10 +47,13 @@ def test_common_and_published_settings_exist():
 @PRESETS
 def test_presets_make_posteriors_that_are_trained_as_they_say(name, preset):
     resolved = resolve(RunConfig(model="m", task="t", method=name, preset=preset))
-    method = METHODS[name]
-    model = adapted(posterior=method.posterior, settings=dict(resolved.adapter.settings), r=8)
-    posterior = find_holder(model).posterior("default")
-    kinds = {posterior.kind(parameter) for parameter, _ in posterior.named_parameters()}
+    method, settings = METHODS[name], dict(resolved.adapter.settings)
+    if (foreign := method.foreign()) is None:
+        model = adapted(posterior=method.posterior, settings=settings, r=8)
+    else:
+        model = foreign_model(foreign, settings)
+    kinds = set(parameter_kinds(model).values())
+    assert kinds <= {"weights", *method.distribution().parameter_kinds.values()}
     assert set(resolved.training.rate_multipliers) <= kinds
     assert resolved.training.learning_rate > 0
 
@@ -73,6 +75,26 @@ def test_unknown_names_are_refused_with_the_closest_one():
         find_preset(METHODS["lora"], "defalt")
     with pytest.raises(InputError, match=r"^method 'lora' has no preset 'x'; choose default, paper$"):
         find_preset(METHODS["lora"], "x")
+
+
+@pytest.mark.parametrize(
+    "peft, lacking",
+    [("0.18.1", {"monteclora", "pvera"}), ("0.19.1", {"monteclora"}), ("0.20.1.dev0", set()), ("1.0.0", set())],
+)
+def test_what_the_installed_peft_lacks_is_not_offered(peft, lacking, monkeypatch):
+    offered = registry.offered(peft)
+    assert registry.ALL.keys() - offered.keys() == lacking
+    assert list(offered) == [name for name in registry.ALL if name not in lacking]
+    monkeypatch.setattr(registry, "METHODS", offered)
+    monkeypatch.setattr(registry, "version", lambda package: peft)
+    for name in registry.ALL.keys() - lacking:
+        assert find_method(name) is registry.ALL[name]
+    for name in lacking:
+        since = {"monteclora": "0.20", "pvera": "0.19"}[name]
+        with pytest.raises(
+            InputError, match=rf"^method '{name}' .* from PEFT {since} on, and {peft} is installed; upd"
+        ):
+            resolve(RunConfig(model="m", task="t", method=name))
 
 
 def test_lora_plus_has_the_rates_of_pefts_optimiser():

@@ -277,3 +277,12 @@ def test_building_by_name():
     posterior = build_posterior("ensemble", LAYERS, {"members": 2}, seed=1)
     assert isinstance(posterior, EnsemblePosterior)
     assert posterior.members == 2
+
+
+def test_all_layers_at_once_are_what_indexing_gives(make):
+    factors = make(LAYERS).draw(3)
+    whole, half = factors.by_layer(), factors.by_layer(torch.bfloat16)
+    assert list(whole) == list(half) == list(factors)
+    for name in factors:
+        assert all(torch.equal(a, b) for a, b in zip(whole[name], factors[name], strict=True))
+        assert all(torch.equal(a, b.bfloat16()) for a, b in zip(half[name], factors[name], strict=True))

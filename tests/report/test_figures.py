@@ -85,7 +85,21 @@ def test_extreme_predictions_are_drawn(tmp_path, case):
 # How it is laid out ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("count, rows", [(4, [4]), (5, [5]), (6, [3, 3]), (7, [4, 3]), (14, [5, 5, 4])])
+def test_many_panels_are_in_rows_of_at_most_five(count, rows):
+    figure = draw_reliability(methods(count), "A title")
+    figure.canvas.draw()
+    boxes = [axes.get_window_extent() for axes in figure.axes[::2]]
+    levels = [round(box.y0) for box in boxes]
+    assert levels == sorted(levels, reverse=True)  # from the upper left on
+    assert [levels.count(level) for level in dict.fromkeys(levels)] == rows
+    assert {(round(box.width, 6), round(box.height, 6)) for box in boxes} == {(round(boxes[0].width, 6),) * 2}
+    assert [round(box.x0) for box in boxes] == [round(boxes[k % rows[0]].x0) for k in range(count)]
+    labelled = [k for k, axes in enumerate(figure.axes[::2]) if axes.get_ylabel() == "accuracy"]
+    assert labelled == list(range(0, count, rows[0]))
+
+
+@pytest.mark.parametrize("count", [1, 4, 7])
 def test_panels_are_square_and_share_their_confidence_axis(count):
     figure = draw_reliability(methods(count), "A title")
     figure.canvas.draw()
@@ -99,7 +113,9 @@ def test_panels_are_square_and_share_their_confidence_axis(count):
     assert len({histogram.get_ylim() for histogram in figure.axes[1::2]}) == 1
 
 
-@pytest.mark.parametrize("count, title", [(1, TOO_LONG), (2, "A title"), (3, ""), (4, TOO_LONG), (6, "A title")])
+@pytest.mark.parametrize(
+    "count, title", [(1, TOO_LONG), (2, "A title"), (3, ""), (4, TOO_LONG), (6, "A title"), (14, TOO_LONG)]
+)
 def test_no_text_is_cut_off_or_overlaps(count, title):
     figure = draw_reliability(methods(count), title)
     figure.canvas.draw()

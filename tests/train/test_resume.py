@@ -186,8 +186,10 @@ def test_ctrl_c_at_any_boundary_costs_nothing(
             "--weight-decay",
             "0.1",
         ],
+        ["--method", "monteclora", "--draws", 2, "--micro-batch", 3, "--settings", "use_entropy=true"],
+        ["--method", "pvera", "--layers", "last:1", "--cache-trunk", "--settings", "dropout=0.2", "r=16"],
     ],
-    ids=["schedules", "early stopping", "kept trunk", "lora"],
+    ids=["schedules", "early stopping", "kept trunk", "lora", "monteclora", "pvera"],
 )
 def test_other_ways_to_train_resume_exactly_too(
     more: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -20,13 +20,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from bayeslora.adapter.base import Holder, find_any_holder
 from bayeslora.adapter.bridge import Bridge, uses_reentrant_checkpointing
 from bayeslora.adapter.tuner_module import TunerModule
 from bayeslora.posterior import KL, Factors, LayerFactors, Posterior
 from bayeslora.posterior.inner import Inner
-
-ATTRIBUTE = "weight_posterior"
-"""Name of the holder on the base model. It must not contain PEFT's prefix of our method."""
 
 
 @dataclass
@@ -47,7 +45,7 @@ class Mode:
     held: dict[str, Draws] = field(default_factory=dict)
 
 
-class PosteriorHolder(TunerModule):
+class PosteriorHolder(TunerModule, Holder):
     """Owner of the posteriors. A tuner layer to PEFT, though it adapts nothing by itself."""
 
     adapter_layer_names = ("bayeslora_posterior",)
@@ -58,6 +56,7 @@ class PosteriorHolder(TunerModule):
         super().__init__()
         self.bayeslora_posterior = nn.ModuleDict()
         self._seed: int | None = None
+        self._precision: torch.dtype | None = None  # of the activations, once they are known
         self._forget()
 
     def _forget(self) -> None:
@@ -98,6 +97,20 @@ class PosteriorHolder(TunerModule):
     def active(self) -> list[str]:
         """Names of the active adapters that have a posterior here."""
         return [name for name in self.active_adapters if name in self.bayeslora_posterior]
+
+    @property
+    def layer_names(self) -> list[str]:
+        """The layers of the active adapters, by their paths from the base model."""
+        return [layer.name for name in self.active for layer in self.posterior(name).layers]
+
+    def draw_count(self, samples: int) -> int:
+        """Draws that a prediction takes whose budget is ``samples``; 0 where all are the same and the mean will do."""
+        posteriors = map(self.posterior, self.active)
+        return max((it.draw_count(samples) for it in posteriors if it.stochastic), default=0)
+
+    def split_kinds(self) -> Mapping[str, Literal["kl", "both"]]:
+        """Kinds of parameters that plain SGD moves where training is split."""
+        return {kind: along for name in self.active for kind, along in self.posterior(name).split.items()}
 
     def kl(self) -> KL:
         """KL of the active adapters, at the draws of the last forward pass if there were any."""
@@ -206,6 +219,7 @@ class PosteriorHolder(TunerModule):
     def before_forward(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Prepare the factors of all active adapters."""
         self._bridge = None
+        self._precision = getattr(root, "dtype", None)
         if self.disable_adapters and self.merged:
             self.unmerge()  # as the layers do
         if self.disable_adapters or self.merged:
@@ -260,7 +274,7 @@ class PosteriorHolder(TunerModule):
         return self._wrap(name, self.posterior(name).draw(n, generator))
 
     def _wrap(self, name: str, factors: Factors) -> Draws:
-        layers = {layer: factors[layer] for layer in factors}
+        layers = factors.by_layer(self._precision)
         inners = {layer: inner for layer in factors if (inner := factors.inner(layer)) is not None}
         return Draws(factors, fingerprint(self.posterior(name)), layers, inners)
 
@@ -322,11 +336,11 @@ class PosteriorHolder(TunerModule):
 
 
 def find_holder(model: nn.Module) -> PosteriorHolder:
-    """The holder of a model, also of one that transformers adapted without a ``PeftModel`` around it."""
-    holders = [module for module in model.modules() if isinstance(module, PosteriorHolder)]
-    if len(holders) != 1:
-        raise ValueError(f"expected a model with one bayeslora adapter or more, found {len(holders)} holders in it")
-    return holders[0]
+    """The holder of a model with posteriors of ours (see :func:`find_any_holder`)."""
+    holder = find_any_holder(model)
+    if not isinstance(holder, PosteriorHolder):
+        raise ValueError("expected a model with a bayeslora adapter, found one of PEFT's own")
+    return holder
 
 
 class _Restoring(AbstractContextManager[None]):

@@ -18,8 +18,9 @@ from peft.utils.quantization_utils import resolve_quantization_backend
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from bayeslora.adapter.base import ATTRIBUTE
 from bayeslora.adapter.config import BayesLoraConfig
-from bayeslora.adapter.holder import ATTRIBUTE, PosteriorHolder
+from bayeslora.adapter.holder import PosteriorHolder
 from bayeslora.adapter.layer import BayesLoraLinear
 from bayeslora.adapter.lora import export_samples, start_from_lora
 from bayeslora.posterior import KL, Posterior, build_posterior

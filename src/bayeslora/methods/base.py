@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bayeslora.adapter.foreign import ForeignHolder
     from bayeslora.posterior import Factors, Posterior
     from bayeslora.predict.calibrate import Calibration
     from bayeslora.predict.predictor import Predictor
@@ -65,10 +66,11 @@ class Method:
     Attributes:
         name: as given on the command line.
         description: in one line.
-        posterior: name of its posterior.
+        posterior: name of its posterior, or of PEFT's own adapter.
         presets: ``default`` is what works, ``paper`` what was published. Where LoRAs come first, their training.
         make: what turns trained LoRAs into this method; nothing if it is trained itself.
         loras: how many LoRAs that takes, for given settings of the posterior.
+        peft: for PEFT's own adapters, the first version of PEFT that has it.
     """
 
     name: str
@@ -77,6 +79,21 @@ class Method:
     presets: Mapping[str, Preset]
     make: Callable[[Making], Made] | None = None
     loras: Callable[[Mapping[str, Any]], int] = lambda settings: 1
+    peft: tuple[int, int] | None = None
+
+    def foreign(self) -> type[ForeignHolder] | None:
+        """What draws from it, if it is an adapter of PEFT's own."""
+        if self.peft is None:
+            return None
+        from bayeslora.adapter.foreign import FOREIGN
+
+        return FOREIGN[self.posterior]
+
+    def distribution(self) -> type[Posterior] | type[ForeignHolder]:
+        """What says which settings and which kinds of parameters it has."""
+        from bayeslora.posterior.registry import POSTERIORS
+
+        return self.foreign() or POSTERIORS[self.posterior]
 
 
 @dataclass(frozen=True)

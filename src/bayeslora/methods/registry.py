@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 from bayeslora.errors import InputError, did_you_mean
 from bayeslora.methods import (
     adalora,
@@ -16,12 +18,14 @@ from bayeslora.methods import (
     lora,
     lora_plus,
     mc_dropout,
+    monteclora,
+    pvera,
     temperature,
     tfb,
 )
 from bayeslora.methods.base import Method, Preset
 
-METHODS: dict[str, Method] = {
+ALL: dict[str, Method] = {
     module.METHOD.name: module.METHOD
     for module in (
         lora,
@@ -37,13 +41,34 @@ METHODS: dict[str, Method] = {
         laplace,
         laplace_last_layer,
         c_lora,
+        monteclora,
+        pvera,
         bayesian_lora,
     )
 }
 
 
+def offered(peft: str) -> dict[str, Method]:
+    """The methods that can be used with a version of PEFT: all of ours, and those that it has."""
+    installed = _release(peft)
+    return {name: method for name, method in ALL.items() if method.peft is None or method.peft <= installed}
+
+
+def _release(peft: str) -> tuple[int, int]:
+    major, minor = peft.split(".")[:2]
+    return int(major), int(minor)
+
+
+METHODS: dict[str, Method] = offered(version("peft"))
+
+
 def find_method(name: str) -> Method:
     """A method by name."""
+    if name not in METHODS and name in ALL:
+        since = ".".join(map(str, ALL[name].peft or ()))
+        raise InputError(
+            f"method {name!r} is an adapter of PEFT's own, from PEFT {since} on, and {version('peft')} is installed; update peft"
+        )
     if name not in METHODS:
         raise InputError(f"unknown method {name!r}{did_you_mean(name, METHODS)}; choose {', '.join(METHODS)}")
     return METHODS[name]

@@ -55,6 +55,15 @@ class Factors:
         group, row = self._positions[name]
         return LayerFactors(self.A[group][row], self.B[group][row])
 
+    def by_layer(self, dtype: torch.dtype | None = None) -> dict[str, LayerFactors]:
+        """The factors of every layer by name, in another precision if wanted.
+
+        The same as indexing, but in a few operators for all layers. In the backward pass indexing would write a gradient
+        of the size of the whole stack for each layer.
+        """
+        A, B = ([stack.to(dtype or stack.dtype).unbind(0) for stack in side] for side in (self.A, self.B))
+        return {name: LayerFactors(A[group][row], B[group][row]) for name, (group, row) in self._positions.items()}
+
     def inner(self, name: str) -> Inner | None:
         """What one layer computes before ``B``, if that is more than ``A x``."""
         group, row = self._positions[name]

@@ -40,7 +40,11 @@ def posterior_config(name: str, settings: Mapping[str, Any]) -> Any:
     """The settings of a posterior as its dataclass; unknown names and values are refused."""
     if name not in POSTERIORS:
         raise ValueError(f"unknown posterior {name!r}; choose {_listed(POSTERIORS)}{did_you_mean(name, POSTERIORS)}")
-    config_class = POSTERIORS[name].config_class
+    return make_settings(name, POSTERIORS[name].config_class, settings)
+
+
+def make_settings(name: str, config_class: type, settings: Mapping[str, Any]) -> Any:
+    """The settings of the posterior of that name as their dataclass; unknown ones are refused."""
     known = [field.name for field in fields(config_class)]
     for setting in settings:
         if setting not in known:

@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bayeslora.adapter.holder import find_holder
-from bayeslora.posterior import LaplacePosterior, Posterior
+from bayeslora.adapter.base import Holder, find_any_holder
+from bayeslora.adapter.holder import PosteriorHolder
+from bayeslora.posterior import LaplacePosterior
 from bayeslora.predict.mc import average_draws
 from bayeslora.predict.options import Encoded, OptionScores, pack, score_options
 
@@ -77,18 +78,18 @@ def score_questions(
 
     The draws are made once from the seed and used for all questions, so a prediction depends neither on the other
     questions nor on how they are batched, and equals that of the same draws exported as ordinary adapters. A Laplace
-    approximation answers by the linearised model instead, unless it is set to draw weights.
+    approximation answers by the linearised model instead, unless it is set to draw weights. Adapters of PEFT's own whose
+    noise belongs to tokens do depend on the batching (see :mod:`bayeslora.adapter.foreign.holder`).
     """
-    holder = find_holder(scorer.model)
-    posteriors = [holder.posterior(name) for name in holder.active]
-    if samples > 0 and (linearised := _linearised(posteriors)) is not None:
+    holder = find_any_holder(scorer.model)
+    if samples > 0 and (linearised := _linearised(holder)) is not None:
         from bayeslora.predict.linearised import score_linearised
 
         return score_linearised(
             scorer, items, linearised, samples=samples, seed=seed, batch_tokens=batch_tokens, advance=advance
         )
-    deterministic = samples == 0 or not any(posterior.stochastic for posterior in posteriors)
-    draws = 1 if deterministic else max(posterior.draw_count(samples) for posterior in posteriors)
+    count = holder.draw_count(samples) if samples > 0 else 0
+    draws = max(1, count)
     options = max(len(item.option_ids) for item in items)
     log_probabilities = torch.full((draws, len(items), options), -torch.inf, dtype=torch.float64)
     totals = log_probabilities.clone()
@@ -97,7 +98,7 @@ def score_questions(
     done = 0
     try:
         with holder.restoring():
-            if deterministic:
+            if count == 0:
                 holder.deterministic()
             else:
                 holder.draw(draws, torch.Generator().manual_seed(seed))
@@ -115,9 +116,11 @@ def score_questions(
     return DrawScores(log_probabilities, totals)
 
 
-def _linearised(posteriors: Sequence[Posterior]) -> LaplacePosterior | None:
+def _linearised(holder: Holder) -> LaplacePosterior | None:
     """The posterior in use, if its predictions are those of the linearised model."""
-    only = posteriors[0] if len(posteriors) == 1 else None
+    if not isinstance(holder, PosteriorHolder) or len(holder.active) != 1:
+        return None
+    only = holder.posterior(holder.active[0])
     return only if isinstance(only, LaplacePosterior) and only.config.predictive != "draws" else None
 
 

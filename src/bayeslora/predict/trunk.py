@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayeslora.adapter.holder import ATTRIBUTE, PosteriorHolder, find_holder
+from bayeslora.adapter.base import ATTRIBUTE, Holder, find_any_holder
 from bayeslora.errors import InputError
 from bayeslora.predict.options import Encoded, OptionScores, PackedBatch, pack, packed_logits, score_options
 from bayeslora.predict.scorer import Scorer, batches_by_length
@@ -48,7 +48,7 @@ class TrunkScorer(Scorer):
     def __init__(self, model: nn.Module, pad_id: int = 0, cache: TrunkCache | None = None) -> None:
         super().__init__(model, pad_id)
         self._root = _root(model)
-        self._parent, self._name, self._cut = _find_cut(self._root, find_holder(model))
+        self._parent, self._name, self._cut = _find_cut(self._root, find_any_holder(model))
         self._layers: nn.ModuleList = getattr(self._parent, self._name)
         self._upper = nn.ModuleList(list(self._layers)[self._cut :])
         self._lower = nn.ModuleList(list(self._layers)[: self._cut + 1])
@@ -127,7 +127,7 @@ class TrunkScorer(Scorer):
     @contextmanager
     def _at_the_mean(self) -> Iterator[None]:
         """Inside the block the model is evaluated, with the posterior mean."""
-        training, holder = self.model.training, find_holder(self.model)
+        training, holder = self.model.training, find_any_holder(self.model)
         self.model.eval()
         try:
             with holder.restoring():
@@ -189,13 +189,13 @@ class TrunkScorer(Scorer):
 
 
 def _root(model: nn.Module) -> nn.Module:
-    """The base model, which the names of adapted layers start from."""
+    """Where the holder hangs, which the names of adapted layers start from."""
     return next(module for module in model.modules() if ATTRIBUTE in module._modules)
 
 
-def _find_cut(root: nn.Module, holder: PosteriorHolder) -> tuple[nn.Module, str, int]:
+def _find_cut(root: nn.Module, holder: Holder) -> tuple[nn.Module, str, int]:
     """Where the list of layers hangs, under which name, and the index of the first adapted one."""
-    names = [layer.name for adapter in holder.active for layer in holder.posterior(adapter).layers]
+    names = holder.layer_names
     found = [match for name in names if (match := _LAYER.match(name))]
     lists = {match["list"] for match in found}
     if len(lists) != 1:

@@ -1,8 +1,8 @@
 """Reliability diagrams: is a method right as often as it says, and how sure does it tend to be?
 
-One panel per method. Above, a bar per confidence bin shows how often the answers in it are right, and the hatched gap
-how far that is from the mean confidence in the bin: weighted by the number of answers, the gaps add up to the ECE.
-Below, where the answers lie.
+One panel per method, in rows of at most five. Above, a bar per confidence bin shows how often the answers in it are right,
+and the hatched gap how far that is from the mean confidence in the bin: weighted by the number of answers, the gaps add up
+to the ECE. Below, where the answers lie.
 
 Everything is placed in inches, so that panels are square and text keeps its size however many methods there are.
 Nothing goes through pyplot: no global state, no window, no display.
@@ -48,11 +48,13 @@ _PAPER = {"boxstyle": "round", "facecolor": "white", "edgecolor": "none", "alpha
 _TICKS, _TICK_LABELS = (0, 0.25, 0.5, 0.75, 1), ("0", "0.25", "0.5", "0.75", "1")
 
 # Lengths in inches.
-_PAGE = 8.0  # width of two to four panels: 1200 pixels
+_PAGE = 8.0  # width of two to four columns: 1200 pixels
 _LARGEST, _SMALLEST = 3.51, 1.655  # side of one of two panels, and of one of four
 _LEFT, _RIGHT, _BOTTOM, _TOP, _BETWEEN = 0.62, 0.16, 0.48, 0.1, 0.2
 _HISTOGRAM, _STEP = 0.25, 0.13  # height of a histogram as a share of the side, and what is between it and the diagram
 _LEGEND_LINE, _NAME_LINE, _TITLE_LINE = 0.2, 0.19, 0.24
+
+_COLUMNS = 5  # panels in a row, at most
 
 _SMALL, _MEDIUM, _LARGE = 8.0, 9.5, 11.5  # sizes of text in points
 _CHARACTER = 0.62 / 72  # inches of width per point of size, on the safe side
@@ -80,28 +82,36 @@ class _Layout:
     """Where things are, in inches from the lower left corner, and texts in lines that fit."""
 
     def __init__(self, names: Sequence[str], title: str) -> None:
-        panels = len(names)
-        free = _PAGE - _LEFT - _RIGHT - (panels - 1) * _BETWEEN
-        self.side = min(_LARGEST, max(_SMALLEST, free / panels))
-        self.width = _LEFT + panels * self.side + (panels - 1) * _BETWEEN + _RIGHT
-        self.legend_columns = 2 if panels == 1 else 4
+        self.rows = math.ceil(len(names) / _COLUMNS)
+        self.columns = math.ceil(len(names) / self.rows)  # rows as equal as can be
+        free = _PAGE - _LEFT - _RIGHT - (self.columns - 1) * _BETWEEN
+        self.side = min(_LARGEST, max(_SMALLEST, free / self.columns))
+        self.width = _LEFT + self.columns * self.side + (self.columns - 1) * _BETWEEN + _RIGHT
+        self.legend_columns = 2 if self.columns == 1 else 4
         self.names = [_wrap(name, self.side, _MEDIUM) for name in names]
         self.title = _wrap(title, self.width, _LARGE)
-        self.base = _BOTTOM + 4 // self.legend_columns * _LEGEND_LINE
-        self.top = self.base + (_HISTOGRAM + 1) * self.side + _STEP
+        self.base = 4 // self.legend_columns * _LEGEND_LINE
         lines = max(_lines(name) for name in self.names)
-        self.height = self.top + lines * _NAME_LINE + _lines(self.title) * _TITLE_LINE + _TOP
+        self.row = _BOTTOM + (_HISTOGRAM + 1) * self.side + _STEP + lines * _NAME_LINE
+        self.height = self.base + self.rows * self.row + _lines(self.title) * _TITLE_LINE + _TOP
 
     def diagram(self, panel: int) -> Box:
         """Left, bottom, width and height of a diagram, as shares of the figure."""
-        return self._box(panel, self.top - self.side, self.side)
+        return self._box(panel, _BOTTOM + _HISTOGRAM * self.side + _STEP, self.side)
 
     def histogram(self, panel: int) -> Box:
         """Left, bottom, width and height of a histogram, as shares of the figure."""
-        return self._box(panel, self.base, _HISTOGRAM * self.side)
+        return self._box(panel, _BOTTOM, _HISTOGRAM * self.side)
 
-    def _box(self, panel: int, bottom: float, height: float) -> Box:
-        left = _LEFT + panel * (self.side + _BETWEEN)
+    def leads(self, panel: int) -> bool:
+        """Whether it is the first of its row."""
+        return panel % self.columns == 0
+
+    def _box(self, panel: int, above: float, height: float) -> Box:
+        """What begins so many inches above the lower end of the panel's row."""
+        row, column = divmod(panel, self.columns)
+        left = _LEFT + column * (self.side + _BETWEEN)
+        bottom = self.base + (self.rows - 1 - row) * self.row + above
         return left / self.width, bottom / self.height, self.side / self.width, height / self.height
 
 
@@ -140,8 +150,8 @@ def draw_reliability(predictions: Predictions, title: str = "") -> Figure:
     for k, panel in enumerate(panels):
         diagram = figure.add_axes(layout.diagram(k))
         histogram = figure.add_axes(layout.histogram(k), sharex=diagram)
-        _draw_diagram(diagram, panel, layout.names[k], first=k == 0)
-        _draw_histogram(histogram, panel, top, first=k == 0)
+        _draw_diagram(diagram, panel, layout.names[k], first=layout.leads(k))
+        _draw_histogram(histogram, panel, top, first=layout.leads(k))
     figure.align_ylabels()
     _draw_legend(figure, layout.legend_columns)
     y = 1 - 0.7 * _TOP / layout.height

@@ -229,24 +229,24 @@ def resolve(config: RunConfig) -> RunConfig:
     """The same run with everything filled in that the method's preset decides."""
     from bayeslora.methods import find_method, find_preset
     from bayeslora.methods.base import COMMON
-    from bayeslora.posterior.registry import POSTERIORS, posterior_config
+    from bayeslora.posterior.registry import make_settings
 
     method = find_method(config.method)
     preset = find_preset(method, config.preset)
+    distribution = method.distribution()
     settings = {**preset.settings, **config.adapter.settings}
     try:
-        settings = asdict(posterior_config(method.posterior, settings))
+        settings = asdict(make_settings(method.posterior, distribution.config_class, settings))
     except ValueError as error:
         raise InputError(f"settings of method {method.name!r}: {error}") from error
     except TypeError as error:
         shown = ", ".join(f"{name}={value!r}" for name, value in config.adapter.settings.items())
         raise InputError(f"settings of method {method.name!r}: {shown} is of the wrong kind ({error})") from error
-    posterior = POSTERIORS[method.posterior]
     given = {name: value for name in _names(TrainingConfig) if (value := getattr(config.training, name)) is not None}
-    training = {"rate_multipliers": dict(posterior.rate_multipliers), **COMMON, **preset.training}
+    training = {"rate_multipliers": dict(distribution.rate_multipliers), **COMMON, **preset.training}
     training |= {**given, "rate_multipliers": {**training["rate_multipliers"], **given.get("rate_multipliers", {})}}
-    _check_kinds(training["rate_multipliers"], {"weights", *posterior.parameter_kinds.values()})
-    if training["optimiser"] == "split" and not posterior.split:
+    _check_kinds(training["rate_multipliers"], {"weights", *distribution.parameter_kinds.values()})
+    if training["optimiser"] == "split" and not distribution.split:
         raise InputError(f"optimiser is 'split', but method {method.name!r} has no parts to split; use adamw")
     return replace(
         config,

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayeslora.adapter.holder import PosteriorHolder, find_holder
+from bayeslora.adapter.base import Holder, find_any_holder
 from bayeslora.posterior import IllConditionedError
 from bayeslora.predict.options import Encoded
 from bayeslora.predict.scorer import Scorer
@@ -70,7 +70,7 @@ class Fit:
 
     def __post_init__(self) -> None:
         self._model: nn.Module = self.scorer.model
-        self._holder: PosteriorHolder = find_holder(self._model)
+        self._holder: Holder = find_any_holder(self._model)
         trained = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         remembered = {f"remembered.{name}": buffer for name, buffer in self._holder.named_buffers()}
         self._state: dict[str, Tensor] = {**trained, **remembered}
@@ -255,10 +255,7 @@ class Fit:
         groups = parameter_groups(self._model, rate, decay, self._given("rate_multipliers"))
         if self._given("optimiser") == "adamw":
             return JointSteps(groups, self.config.clip)
-        split = {
-            kind: along for name in self._holder.active for kind, along in self._holder.posterior(name).split.items()
-        }
-        return SplitSteps(groups, self.config.clip, split, self._given("kl_rate"))
+        return SplitSteps(groups, self.config.clip, self._holder.split_kinds(), self._given("kl_rate"))
 
     def _given(self, name: str) -> Any:
         value = getattr(self.config, name)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from bayeslora.adapter.foreign import ForeignHolder
 from bayeslora.adapter.holder import PosteriorHolder
 
 Schedule = Literal["linear", "cosine", "cyclic", "multistep", "constant"]
@@ -18,6 +19,8 @@ def parameter_kinds(model: nn.Module) -> dict[str, str]:
     """Every trainable parameter by name with its kind (see :meth:`Posterior.kind`)."""
     kinds = {name: "weights" for name, parameter in model.named_parameters() if parameter.requires_grad}
     for path, holder in model.named_modules():
+        if isinstance(holder, ForeignHolder):
+            kinds = {name: holder.kind(name) for name in kinds}
         if isinstance(holder, PosteriorHolder):
             for name in kinds:
                 adapter, _, tensor = name.removeprefix(f"{path}.bayeslora_posterior.").partition(".")

@@ -35,6 +35,10 @@ def lora_runs(config: RunConfig) -> list[RunConfig]:
 def require_origins(config: RunConfig) -> list[str]:
     """Adapter directories of the LoRAs given to start from; refused where their number or training does not fit."""
     method = find_method(config.method)
+    if method.foreign() is not None:
+        raise InputError(
+            f"method {method.name!r} is an adapter of PEFT's own and starts from no LoRA; leave start_from out"
+        )
     wanted = method.loras(config.adapter.settings) if method.make is not None else 1
     if len(config.start_from) != wanted:
         raise InputError(

@@ -100,18 +100,31 @@ def adapt(loaded: LoadedModel, config: RunConfig) -> PeftModel:
     """Put the method's adapter on a base model."""
     from peft import get_peft_model
 
-    adapter = config.adapter
-    peft_config = BayesLoraConfig(
-        task_type="CAUSAL_LM",
-        posterior=find_method(config.method).posterior,
-        settings=dict(adapter.settings),
-        r=adapter.rank,
-        lora_alpha=adapter.alpha,
-        target_modules=list(adapter.targets),
-        layers_to_transform=_layer_indices(loaded, adapter),
-        seed=config.seed,
-    )
+    adapter, method = config.adapter, find_method(config.method)
+    layers, foreign = _layer_indices(loaded, adapter), method.foreign()
+    if foreign is None:
+        peft_config = BayesLoraConfig(
+            task_type="CAUSAL_LM",
+            posterior=method.posterior,
+            settings=dict(adapter.settings),
+            r=adapter.rank,
+            lora_alpha=adapter.alpha,
+            target_modules=list(adapter.targets),
+            layers_to_transform=layers,
+            seed=config.seed,
+        )
+    else:
+        peft_config = foreign.peft_config(
+            adapter.settings,
+            rank=adapter.rank,
+            alpha=adapter.alpha,
+            targets=adapter.targets,
+            layers=layers,
+            seed=config.seed,
+        )
     try:
+        if foreign is not None:
+            return foreign.adapt(loaded.model, peft_config, config.seed)
         return get_peft_model(loaded.model, peft_config)
     except ValueError as error:
         raise InputError(

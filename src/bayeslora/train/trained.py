@@ -16,6 +16,7 @@ from peft.utils import CONFIG_NAME
 from bayeslora.adapter import BayesLoraModel
 from bayeslora.errors import InputError
 from bayeslora.files import replacing
+from bayeslora.methods import find_method
 from bayeslora.metrics import entropy, entropy_split
 from bayeslora.models import LoadedModel
 from bayeslora.predict.calibrate import Calibration, choose_scale, choose_threshold, describe_target, fit_temperature
@@ -106,18 +107,19 @@ class TrainedModel:
     ) -> Calibration:
         """Choose posterior scale, temperature and, for a wanted error rate or coverage, the threshold; keep them.
 
-        Everything is chosen on held-out questions: those of the validation split, unless told otherwise.
+        Everything is chosen on held-out questions: those of the validation split, unless told otherwise. Adapters of
+        PEFT's own have no scale to choose.
         """
         if error_rate is not None or coverage is not None:
             describe_target(error_rate, coverage)  # refused now rather than when all is computed
         name = task or self.config.task
         items = load_task(name, data_dir).load(split).items
         require_gold(items)
-        kept = self._tuner.posterior_scale
+        kept = 1.0 if self._tuner is None else self._tuner.posterior_scale
         try:
             found = self._choose(items, error_rate, coverage)
         except BaseException:
-            self._tuner.posterior_scale = kept
+            self._set_scale(kept)
             raise
         self.calibration = replace(found, samples=self.samples or None, task=name, split=split)
         self._keep_calibration()
@@ -130,13 +132,13 @@ class TrainedModel:
         encoded = predictor.encode(items)
 
         def scores(scale: float) -> NDArray[np.float64]:
-            self._tuner.posterior_scale = scale
+            self._set_scale(scale)
             return predictor.score(encoded).predictive
 
-        self._tuner.posterior_scale = 1.0
+        self._set_scale(1.0)
         before = predictor(items, encoded)
         scale = 1.0
-        if before.draws is not None and len(before.draws) > 1:
+        if self._tuner is not None and before.draws is not None and len(before.draws) > 1:
             scale = choose_scale(scores, gold, progress=self.report.stage("calibrating")).scale
         found = Calibration(temperature=fit_temperature(scores(scale), gold), posterior_scale=scale)
         after = replace(predictor, calibration=found)(items, encoded)
@@ -147,10 +149,14 @@ class TrainedModel:
         return replace(found, threshold=threshold.confidence, target=threshold.target)
 
     @property
-    def _tuner(self) -> BayesLoraModel:
+    def _tuner(self) -> BayesLoraModel | None:
+        """Where the posterior's scale is; nothing for adapters of PEFT's own."""
         tuner = self.model.base_model
-        assert isinstance(tuner, BayesLoraModel)
-        return tuner
+        return tuner if isinstance(tuner, BayesLoraModel) else None
+
+    def _set_scale(self, scale: float) -> None:
+        if self._tuner is not None:
+            self._tuner.posterior_scale = scale
 
     def _keep_calibration(self) -> None:
         """Beside the adapter; the scale also where everybody who loads the adapter with PEFT gets it."""
@@ -191,11 +197,15 @@ def load_run(
         raise InputError(f"{directory.path}: holds no run that can be used: {error}") from error
     if not (directory.adapter / CONFIG_NAME).exists():
         raise InputError(f"{directory.path}: has no adapter yet; give its train command again to go on with it")
+    foreign = find_method(config.method).foreign()
     loaded = loaded or load_base(config, device)
     model: Any = PeftModel.from_pretrained(loaded.model, str(directory.adapter)).eval()
     calibrated = not raw and directory.calibration.exists()
     calibration = Calibration.load(directory.calibration) if calibrated else Calibration()
-    model.base_model.posterior_scale = calibration.posterior_scale
+    if foreign is not None:
+        foreign.attach(model)
     if samples is None:
         samples = config.prediction.samples
-    return TrainedModel(directory, config, loaded, model, samples, calibration, report or Silent())
+    trained = TrainedModel(directory, config, loaded, model, samples, calibration, report or Silent())
+    trained._set_scale(calibration.posterior_scale)
+    return trained

@@ -16,8 +16,9 @@ from peft import PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 
+from bayeslora.adapter.base import ATTRIBUTE
 from bayeslora.adapter.config import BayesLoraConfig
-from bayeslora.adapter.holder import ATTRIBUTE, find_holder
+from bayeslora.adapter.holder import find_holder
 from bayeslora.adapter.layer import BayesLoraLinear
 from bayeslora.posterior.kl import KL, KLScaling
 from bayeslora.train.objective import KLWeight

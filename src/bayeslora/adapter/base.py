@@ -1,0 +1,72 @@
+"""What training and prediction ask of the adapter in a model, whoever wrote it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayeslora.posterior import KL
+
+ATTRIBUTE = "weight_posterior"
+"""Name under which a holder hangs in a model. It must not contain PEFT's prefix of our method."""
+
+
+class Holder(nn.Module, ABC):
+    """One module per model that decides which weights a forward pass uses: :class:`bayeslora.adapter.PosteriorHolder`
+    for posteriors of ours, :class:`bayeslora.adapter.foreign.ForeignHolder` for what PEFT brings.
+
+    Its buffers are what training remembers from step to step; they are saved with checkpoints.
+    """
+
+    @property
+    @abstractmethod
+    def layer_names(self) -> list[str]:
+        """The adapted layers, by their paths from the module that the holder hangs on."""
+
+    @abstractmethod
+    def draw(self, n: int = 1, generator: torch.Generator | None = None) -> None:
+        """Draw ``n`` networks now and use them until told otherwise; the batch is then ``n`` blocks of equal size."""
+
+    @abstractmethod
+    def deterministic(self) -> None:
+        """Use the mean until told otherwise, in training too."""
+
+    @abstractmethod
+    def restoring(self) -> AbstractContextManager[None]:
+        """On leaving the block, what is in use now is in use again."""
+
+    @abstractmethod
+    def draw_count(self, samples: int) -> int:
+        """Draws that a prediction takes whose budget is ``samples``; 0 where all are the same and the mean will do."""
+
+    @abstractmethod
+    def kl(self) -> KL:
+        """KL of what is in use, at the draws of the last forward pass if there were any."""
+
+    def kl_share(self, parts: int) -> float:
+        """What the KL of one of ``parts`` of a batch is multiplied by, so that over all of them it counts once."""
+        return 1.0 / parts
+
+    def penalty(self) -> Tensor | None:
+        """What training adds to the loss besides the KL, with its weight in it."""
+        return None
+
+    def after_step(self, step: int, steps: int) -> None:
+        """Told after each of ``steps`` optimiser steps, counted from 1, while the gradients are still there."""
+
+    def split_kinds(self) -> Mapping[str, Literal["kl", "both"]]:
+        """Kinds of parameters that plain SGD moves where training is split (see :class:`bayeslora.posterior.Posterior`)."""
+        return {}
+
+
+def find_any_holder(model: nn.Module) -> Holder:
+    """The holder of a model, also of one that transformers adapted without a ``PeftModel`` around it."""
+    holders = [module for module in model.modules() if isinstance(module, Holder)]
+    if len(holders) != 1:
+        raise ValueError(f"expected a model with one bayeslora adapter or more, found {len(holders)} holders in it")
+    return holders[0]

@@ -1,0 +1,211 @@
+"""Draws from an adapter that PEFT has written: its layers sample by themselves, in the forward pass and in training only.
+
+The holder stands between such a layer and its caller. Where draws are wanted, it cuts the batch into one block per draw,
+lets torch's random numbers start from a seed of that draw and layer, and calls the layer as if in training; where the mean
+is wanted, as if not. Nothing else of the layer changes, and neither does torch's global random state.
+
+===============  ==================================================================
+training         as PEFT has it: noise from torch's global random numbers
+evaluation       as PEFT has it: the mean
+:meth:`draw`     those seeds, until another call says otherwise
+===============  ==================================================================
+
+A layer called twice with the same input gets the same noise twice. So gradients are right under gradient checkpointing,
+and a prediction follows from the seed and the batch that the question is in. Where noise belongs to weights (MonteCLoRA),
+a draw is one network for all questions, as ours are. Where it belongs to tokens (PVeRA), a prediction depends, unlike
+ours, on how questions are batched.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from bayeslora.adapter.base import ATTRIBUTE, Holder
+from bayeslora.posterior import KL
+
+if TYPE_CHECKING:
+    from peft import PeftConfig, PeftModel
+
+Note = tuple[nn.Module, str, Tensor]
+"""A buffer, and whose it is."""
+
+
+class ForeignHolder(Holder):
+    """Switches the sampling of an adapter of PEFT's own. It has no tensors, and is not saved.
+
+    Args:
+        model: with the adapter.
+    """
+
+    config_class: ClassVar[type]
+    """Dataclass of the settings, validated at construction."""
+
+    parameter_kinds: ClassVar[Mapping[str, str]] = {}
+    """What the parameters with these words in their names are to an optimiser; all others are ``weights``."""
+
+    rate_multipliers: ClassVar[Mapping[str, float]] = {}
+    """Learning rates of kinds of parameters relative to the run's; 1 for those not named."""
+
+    split: ClassVar[Mapping[str, str]] = {}
+    """Kinds of parameters that plain SGD moves where training is split; nothing is split here."""
+
+    def __init__(self, model: PeftModel) -> None:
+        super().__init__()
+        self._layers: Mapping[str, nn.Module] = {
+            name: module for name, module in model.named_modules() if self._adapts(module)
+        }
+        if not self._layers:
+            raise ValueError("PEFT made no layer that samples")
+        for number, layer in enumerate(self._layers.values()):
+            layer.forward = partial(self._forward, number, layer, layer.forward)
+        self._seeds: tuple[int, ...] | None = None  # one per draw; none at all: the mean; nothing: as PEFT has it
+
+    @classmethod
+    @abstractmethod
+    def peft_config(
+        cls,
+        settings: Mapping[str, Any],
+        *,
+        rank: int,
+        alpha: float,
+        targets: Sequence[str],
+        layers: Sequence[int] | None,
+        seed: int,
+    ) -> PeftConfig:
+        """The adapter as PEFT is told of it."""
+
+    @classmethod
+    def adapt(cls, base: nn.Module, config: PeftConfig, seed: int) -> PeftModel:
+        """Put the adapter on a base model; the seed is that of its initial values."""
+        from peft import get_peft_model
+
+        with seeded(seed, next(base.parameters()).device):
+            model = get_peft_model(base, config)
+        try:
+            cls.attach(model)
+        except ValueError:
+            model.unload()
+            raise
+        return model
+
+    @classmethod
+    def attach(cls, model: PeftModel) -> None:
+        """Give an adapted model its holder. It hangs outside of the base model, which :meth:`unload` gives back clean."""
+        setattr(model, ATTRIBUTE, cls(model))
+
+    @classmethod
+    def kind(cls, name: str) -> str:
+        """What a parameter is to an optimiser, by its name (see :class:`bayeslora.posterior.Posterior`)."""
+        return next((kind for word, kind in cls.parameter_kinds.items() if word in name), "weights")
+
+    # What training and prediction ask for ---------------------------------------------------------------------------
+
+    @property
+    def layer_names(self) -> list[str]:
+        """The adapted layers, by their paths from the ``PeftModel``."""
+        return list(self._layers)
+
+    def draw(self, n: int = 1, generator: torch.Generator | None = None) -> None:
+        """Choose the seeds of ``n`` draws and use them until told otherwise."""
+        if n < 1:
+            raise ValueError(f"number of draws must be at least 1, got {n}")
+        device = "cpu" if generator is None else generator.device
+        self._seeds = tuple(torch.randint(2**62, (n,), generator=generator, device=device).tolist())
+
+    def deterministic(self) -> None:
+        """No noise until told otherwise, in training too."""
+        self._seeds = ()
+
+    def restoring(self) -> AbstractContextManager[None]:
+        """On leaving the block, what is in use now is in use again, and what sampling left in buffers is gone."""
+        return _Restoring(self)
+
+    def draw_count(self, samples: int) -> int:
+        """As many as there may be."""
+        return samples
+
+    def kl(self) -> KL:
+        """Zero: what PEFT's own adapters are pulled to, if anything, is in their penalty."""
+        zero = torch.zeros((), device=next(next(iter(self._layers.values())).parameters()).device)
+        return KL(zero, zero)
+
+    # One layer --------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _adapts(self, module: nn.Module) -> bool:
+        """Whether it is a layer of the adapter."""
+
+    def _renew(self, layer: nn.Module) -> None:
+        """Make a layer forget noise that it has drawn ahead; most have none."""
+
+    def _notes(self) -> list[Note]:
+        """Buffers in which layers note what they have sampled; most have none."""
+        return []
+
+    def _forward(self, number: int, layer: nn.Module, forward: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The layer's own forward pass, block by block where there are draws."""
+        if self._seeds is None:
+            return forward(x, *args, **kwargs)
+        if not self._seeds:
+            with _as_if(layer, training=False):
+                return forward(x, *args, **kwargs)
+        if x.shape[0] % len(self._seeds):
+            raise ValueError(
+                f"with {len(self._seeds)} draws in use the batch must consist of {len(self._seeds)} blocks of equal "
+                f"size, got a batch of {x.shape[0]}"
+            )
+        outputs = []
+        for seed, block in zip(self._seeds, x.chunk(len(self._seeds)), strict=True):
+            with seeded(seed + number, x.device), _as_if(layer, training=True):
+                self._renew(layer)
+                outputs.append(forward(block, *args, **kwargs))
+        return torch.cat(outputs)
+
+
+class _Restoring(AbstractContextManager[None]):
+    """A plain object, as that of :class:`bayeslora.adapter.PosteriorHolder`: dropped without being entered, it changes
+    nothing."""
+
+    def __init__(self, holder: ForeignHolder) -> None:
+        self._holder, self._seeds, self._notes = holder, holder._seeds, holder._notes()
+
+    def __exit__(self, *exc: object) -> None:
+        self._holder._seeds = self._seeds
+        for module, name, value in self._notes:
+            setattr(module, name, value)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Inside the block torch's random numbers start from the seed; after it they go on as if nothing had happened.
+
+    Those of the CPU and of the device: ``torch.manual_seed`` would seed all devices, and takes a hundred times as long.
+    """
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    states = [generator.get_state() for generator in generators]
+    try:
+        for generator in generators:
+            generator.manual_seed(seed)
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+
+
+@contextmanager
+def _as_if(layer: nn.Module, *, training: bool) -> Iterator[None]:
+    """Inside the block the layer takes itself, but not the modules in it (dropout), to be in training or not."""
+    kept, layer.training = layer.training, training
+    try:
+        yield
+    finally:
+        layer.training = kept
