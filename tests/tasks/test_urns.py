@@ -36,7 +36,7 @@ def test_the_words_give_the_probabilities(split: Any) -> None:
 
 def test_sizes_and_variety() -> None:
     task = load_task("urns")
-    assert [len(task.load(split)) for split in SPLITS] == [128, 64, 200]
+    assert [len(task.load(split)) for split in SPLITS] == [96, 64, 200]
     items = task.train + task.validation + task.test
     assert {len(item.options) for item in items} == {2, 3, 4}
     words = {" ".join(re.findall(r"[A-Za-z]+", re.sub(r": .+?\.", "", item.prompt.text))) for item in items}

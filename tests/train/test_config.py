@@ -111,6 +111,7 @@ GIVEN = {
     "eval_every": 3,
     "patience": 0,
     "cache_trunk": True,
+    "group_by_length": True,
 }
 
 

@@ -1,7 +1,7 @@
 """The whole job in minutes on two slow CPU cores: SmolLM2 and the embedded task, LoRA beside Bayesian-LoRA.
 
 It is cheap by design: short prompts that options share, adapters in the upper layers only, and the frozen layers below
-them computed once for every epoch, both methods and all draws.
+them computed once for every epoch, both methods and all draws, and questions of like length side by side.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def quickstart_config(method: str, seed: int) -> RunConfig:
         method=method,
         seed=seed,
         adapter=AdapterConfig(layers="last:8"),
-        training=TrainingConfig(epochs=12, batch_size=8, patience=0, eval_every=6, cache_trunk=True),
+        training=TrainingConfig(
+            epochs=12, batch_size=8, patience=0, eval_every=12, cache_trunk=True, group_by_length=True
+        ),
     )
 
 

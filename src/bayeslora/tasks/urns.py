@@ -25,7 +25,7 @@ from bayeslora.tasks.rows import digest
 
 NAME = "urns"
 DESCRIPTION = "draws from described urns: made from a seed, with known answer probabilities"
-SIZES: Mapping[SplitName, int] = {"train": 128, "validation": 64, "test": 200}
+SIZES: Mapping[SplitName, int] = {"train": 96, "validation": 64, "test": 200}
 MAX_SIZE = 5_000
 """Below the number of urns of a split, about 7,000, so that it never runs out of new ones."""
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bayeslora.adapter.base import Holder, find_any_holder
 from bayeslora.posterior import IllConditionedError
 from bayeslora.predict.options import Encoded
-from bayeslora.predict.scorer import Scorer
+from bayeslora.predict.scorer import Scorer, packed_length
 from bayeslora.progress import Reporter, Silent
 from bayeslora.train.checkpoint import TrainingState, load_checkpoint, save_checkpoint
 from bayeslora.train.config import TrainingConfig
@@ -29,6 +29,11 @@ from bayeslora.train.objective import KLWeight, cross_entropy
 from bayeslora.train.optimise import parameter_groups, rate_factor
 from bayeslora.train.steps import JointSteps, SplitSteps, Steps
 from bayeslora.train.trackers import Log
+
+T = TypeVar("T")
+
+GROUPED_BATCHES = 6
+"""Batches among which questions are sorted by length where they are grouped by it."""
 
 
 @dataclass(frozen=True)
@@ -163,10 +168,22 @@ class Fit:
     def _examples_of(self, step: int) -> list[Example]:
         """The batch of a step: every epoch has an order of its own."""
         epoch, index = divmod(step, self.steps_per_epoch)
+        rng = random.Random(f"{self.seed} {epoch}")
         order = list(range(len(self.examples)))
-        random.Random(f"{self.seed} {epoch}").shuffle(order)
-        start = index * self._batch_size
-        return [self.examples[row] for row in order[start : start + self._batch_size]]
+        rng.shuffle(order)
+        if self.config.group_by_length:
+            order = self._like_lengths_together(order)
+        batches = list(_cut(order, self._batch_size))
+        if self.config.group_by_length:
+            rng.shuffle(batches)
+        return [self.examples[row] for row in batches[index]]
+
+    def _like_lengths_together(self, order: Sequence[int]) -> list[int]:
+        """The order sorted by length within stretches of some batches: still another one in every epoch."""
+        stretches = _cut(order, GROUPED_BATCHES * self._batch_size)
+        return [
+            row for part in stretches for row in sorted(part, key=lambda k: packed_length(self.examples[k].encoded))
+        ]
 
     def _set_rates(self, step: int) -> None:
         factor = rate_factor(
@@ -264,9 +281,9 @@ class Fit:
         return value
 
 
-def _cut(examples: Sequence[Example], size: int) -> Iterator[Sequence[Example]]:
-    for start in range(0, len(examples), size):
-        yield examples[start : start + size]
+def _cut(sequence: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(sequence), size):
+        yield sequence[start : start + size]
 
 
 def _mix(*numbers: int) -> int:
