@@ -134,7 +134,8 @@ def add_update(x: Tensor, result: Tensor, factors: LayerFactors, scaling: float,
     A, B = (factor.to(x) for factor in factors)  # precision, and device if the model is spread over several
     n = A.shape[0]
     if n == 1 and inner is None:
-        return result + scaling * F.linear(F.linear(x, A[0]), B[0]).to(result.dtype)
+        update = F.linear(F.linear(x, A.squeeze(0)), B.squeeze(0))  # not A[0], whose gradient is written into zeros
+        return torch.add(result, update.to(result.dtype), alpha=scaling)
     if x.shape[0] % n:
         raise ValueError(
             f"with {n} draws in use the batch must consist of {n} blocks of equal size, got a batch of {x.shape[0]}"
@@ -144,8 +145,8 @@ def add_update(x: Tensor, result: Tensor, factors: LayerFactors, scaling: float,
     else:
         rows = x.reshape(n, x.shape[0] // n, -1, x.shape[-1])
         hidden = inner.map(lambda tensor: tensor.to(x))(rows, A).flatten(1, 2)
-    update = torch.bmm(hidden, B.mT)
-    return result + scaling * update.view_as(result).to(result.dtype)
+    update = torch.bmm(hidden, B.mT).view_as(result)
+    return torch.add(result, update.to(result.dtype), alpha=scaling)
 
 
 def _remember(layer: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
