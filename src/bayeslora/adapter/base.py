@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslora.posterior import KL
+from bayeslora.posterior.noise import Variates
 
 ATTRIBUTE = "weight_posterior"
 """Name under which a holder hangs in a model. It must not contain PEFT's prefix of our method."""
@@ -29,8 +30,37 @@ class Holder(nn.Module, ABC):
         """The adapted layers, by their paths from the module that the holder hangs on."""
 
     @abstractmethod
-    def draw(self, n: int = 1, generator: torch.Generator | None = None) -> None:
-        """Draw ``n`` networks now and use them until told otherwise; the batch is then ``n`` blocks of equal size."""
+    def draw(
+        self,
+        n: int = 1,
+        generator: torch.Generator | None = None,
+        *,
+        variates: Variates = "independent",
+        layers: str = "all",
+        fan_out: bool = False,
+    ) -> None:
+        """Draw ``n`` networks now and use them until told otherwise.
+
+        Args:
+            n: how many. The batch is ``n`` blocks of equal size, and block ``k`` is computed with draw ``k``.
+            generator: makes the draws reproducible.
+            variates: how noise is arranged over the draws.
+            layers: those in which draws differ, ``all``, ``last:K`` or a fraction; the mean is used below.
+            fan_out: the batch is given once. The model repeats it where draws begin to differ, so that what is below is
+                computed once, and returns ``n`` blocks.
+        """
+
+    @property
+    def fans_out(self) -> bool:
+        """Whether the model repeats a batch by itself, once for each of the draws in use."""
+        return False
+
+    @abstractmethod
+    def narrow(self, first: int, count: int) -> None:
+        """Of the draws in use, use ``count`` from number ``first`` on."""
+
+    def settle(self, root: nn.Module) -> None:
+        """Work out what :meth:`draw` was told about layers. Forward passes do it; a model in parts must be told before."""
 
     @abstractmethod
     def deterministic(self) -> None:

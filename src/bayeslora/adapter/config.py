@@ -8,6 +8,7 @@ from typing import Any
 from peft import PeftConfig
 from peft.utils import PeftType
 
+from bayeslora.depth import check_depth
 from bayeslora.posterior.registry import posterior_config
 
 
@@ -26,6 +27,8 @@ class BayesLoraConfig(PeftConfig):
         exclude_modules: names or a regular expression of modules to leave out.
         layers_to_transform: indices of the layers to adapt; all if not given.
         layers_pattern: name of the list of layers, where it is not one that PEFT knows.
+        stochastic_layers: layers with a distribution: ``all``, ``last:K`` or a fraction such as ``0.5``. Those below have a
+            point estimate, so that all draws share what they compute.
         rank_pattern: other ranks for some modules, by name or regular expression.
         alpha_pattern: other ``lora_alpha`` for some modules.
         use_rslora: scale by ``1/√r`` instead of ``1/r``.
@@ -49,6 +52,7 @@ class BayesLoraConfig(PeftConfig):
     exclude_modules: list[str] | set[str] | str | None = None
     layers_to_transform: list[int] | int | None = None
     layers_pattern: list[str] | str | None = None
+    stochastic_layers: str = "all"
     rank_pattern: dict[str, int] = field(default_factory=dict)
     alpha_pattern: dict[str, float] = field(default_factory=dict)
     use_rslora: bool = False
@@ -75,6 +79,7 @@ class BayesLoraConfig(PeftConfig):
         self._check()
 
     def _check(self) -> None:
+        check_depth(self.stochastic_layers, "stochastic_layers")
         ranks = {"r": self.r, **self.rank_pattern}
         for name, rank in ranks.items():
             if not isinstance(rank, int) or rank < 1:

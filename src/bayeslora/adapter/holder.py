@@ -22,9 +22,13 @@ from torch import Tensor, nn
 
 from bayeslora.adapter.base import Holder, find_any_holder
 from bayeslora.adapter.bridge import Bridge, uses_reentrant_checkpointing
+from bayeslora.adapter.fan import Fan, Stack
 from bayeslora.adapter.tuner_module import TunerModule
+from bayeslora.depth import upper_layers
+from bayeslora.errors import InputError
 from bayeslora.posterior import KL, Factors, LayerFactors, Posterior
 from bayeslora.posterior.inner import Inner
+from bayeslora.posterior.noise import Variates
 
 
 @dataclass
@@ -36,6 +40,29 @@ class Draws:
     layers: Mapping[str, LayerFactors]
     inners: Mapping[str, Inner]
 
+    @property
+    def n(self) -> int:
+        """Number of draws."""
+        return max(A.shape[0] for A, _ in self.layers.values())
+
+    @property
+    def differing(self) -> list[str]:
+        """Layers in which the draws need not be the same."""
+        return [name for name, (A, _) in self.layers.items() if A.shape[0] > 1]
+
+    def pick(self, first: int, count: int) -> Draws:
+        """Some of the draws."""
+
+        def cut(tensor: Tensor) -> Tensor:
+            return tensor[first : first + count] if tensor.shape[0] > 1 else tensor
+
+        return replace(
+            self,
+            factors=self.factors.pick(first, count),
+            layers={name: LayerFactors(cut(A), cut(B)) for name, (A, B) in self.layers.items()},
+            inners={name: inner.map(cut) for name, inner in self.inners.items()},
+        )
+
 
 @dataclass
 class Mode:
@@ -43,6 +70,10 @@ class Mode:
 
     kind: Literal["automatic", "draws", "mean"] = "automatic"
     held: dict[str, Draws] = field(default_factory=dict)
+    layers: str = "all"
+    fan_out: bool = False
+    fan: Fan | None = None
+    settled: bool = False
 
 
 class PosteriorHolder(TunerModule, Holder):
@@ -142,21 +173,43 @@ class PosteriorHolder(TunerModule, Holder):
 
     # What a forward pass uses -------------------------------------------------------------------------------------
 
-    def draw(self, n: int = 1, generator: torch.Generator | None = None) -> None:
-        """Draw ``n`` networks now and use them until told otherwise; the batch is then ``n`` blocks of equal size."""
+    def draw(
+        self,
+        n: int = 1,
+        generator: torch.Generator | None = None,
+        *,
+        variates: Variates = "independent",
+        layers: str = "all",
+        fan_out: bool = False,
+    ) -> None:
+        """See :meth:`Holder.draw`."""
         if self.merged:
             raise ValueError("the adapter is merged into the base weights; call unmerge_adapter() before drawing")
-        held = {name: self._sample(name, n, generator or self._noise_source(name)) for name in self.active}
-        self._mode = Mode("draws", held)
+        drawn = {
+            name: self.posterior(name).draw(n, generator or self._noise_source(name), variates) for name in self.active
+        }
+        self.use(drawn, layers=layers, fan_out=fan_out)
 
-    def use(self, factors: Mapping[str, Factors]) -> None:
-        """Use these factors of the active adapters, by name, until told otherwise; the batch is blocks as for :meth:`draw`.
+    def use(self, factors: Mapping[str, Factors], *, layers: str = "all", fan_out: bool = False) -> None:
+        """Use these factors of the active adapters, by name, until told otherwise; see :meth:`draw` for the rest.
 
         The layers get the very tensors given, so gradients by them can be taken.
         """
         if self.merged:
             raise ValueError("the adapter is merged into the base weights; call unmerge_adapter() before using others")
-        self._mode = Mode("draws", {name: self._wrap(name, given) for name, given in factors.items()})
+        held = {name: self._wrap(name, given) for name, given in factors.items()}
+        self._mode = Mode("draws", held, layers, fan_out)
+
+    @property
+    def fans_out(self) -> bool:
+        """Whether the model repeats a batch by itself, once for each of the draws in use."""
+        return self._mode.fan_out
+
+    def narrow(self, first: int, count: int) -> None:
+        """Of the draws in use, use ``count`` from number ``first`` on."""
+        mode = self._mode
+        held = {name: drawn.pick(first, count) for name, drawn in mode.held.items()}
+        self._mode = Mode("draws", held, mode.layers, mode.fan_out)
 
     def deterministic(self) -> None:
         """Use the posterior mean until told otherwise, in training too."""
@@ -224,7 +277,11 @@ class PosteriorHolder(TunerModule, Holder):
             self.unmerge()  # as the layers do
         if self.disable_adapters or self.merged:
             return None
+        self.settle(root)
         self._prepare()
+        fan = self._mode.fan
+        if fan is not None and fan.modules[0] is root:
+            return fan.enter(root, args, kwargs)
         if torch.is_grad_enabled() and self._needs_bridge(root):
             return self._build_bridge(root, args, kwargs)
         return None
@@ -241,6 +298,60 @@ class PosteriorHolder(TunerModule, Holder):
     def _prepare(self) -> None:
         for name in self.active if self._mixed is None else self._mixed:
             self._drawn[name] = self._factors_for(name)
+
+    @torch.compiler.disable
+    def settle(self, root: nn.Module) -> None:
+        """See :meth:`Holder.settle`."""
+        mode = self._mode
+        if mode.settled:
+            return
+        if mode.layers != "all":
+            mode.held = {name: self._only_above(root, name, drawn, mode.layers) for name, drawn in mode.held.items()}
+        if mode.fan_out:
+            mode.fan = self._make_fan(root, list(mode.held.values()))
+        mode.settled = True
+
+    def _only_above(self, root: nn.Module, name: str, drawn: Draws, layers: str) -> Draws:
+        """Those draws in the upper layers only, and the mean below."""
+        stack = Stack.find(root, drawn.layers)
+        if stack is None:
+            raise InputError(
+                f"draw_layers is {layers!r}, but the adapted modules are not in one list of layers; use 'all'"
+            )
+        cut = len(stack.layers) - upper_layers(layers, len(stack.layers), "draw_layers")
+        below = {layer for layer in drawn.layers if stack.index(layer) < cut}
+        with torch.no_grad():
+            mean = self._mean(name)
+        if mean.inners:
+            raise InputError(
+                f"the update of adapter {name!r} depends on the input, so its draws cannot begin at {layers}"
+            )
+        return replace(
+            drawn,
+            layers={layer: (mean if layer in below else drawn).layers[layer] for layer in drawn.layers},
+            inners={layer: inner for layer, inner in drawn.inners.items() if layer not in below},
+        )
+
+    def _make_fan(self, root: nn.Module, held: list[Draws]) -> Fan | None:
+        """Where draws begin to differ: a layer, the output head, or the model itself if it cannot be told."""
+        n = max((drawn.n for drawn in held), default=1)
+        differing = [layer for drawn in held for layer in drawn.differing]
+        if n == 1:
+            return None
+        stack = Stack.find(root, differing)
+        if stack is not None:
+            modules = tuple(stack.layers)[min(map(stack.index, differing)) :]
+        else:
+            modules = (root.get_submodule(differing[0]) if len(differing) == 1 else root,)
+        for module in modules:
+            if module is not root and not any(is_hook_of(self, hook) for hook in module._forward_pre_hooks.values()):
+                module.register_forward_pre_hook(self._enter, with_kwargs=True)
+        return Fan(modules, n)
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A hook on every module that a batch may have to be repeated for."""
+        fan = self._mode.fan
+        return None if fan is None or self.disable_adapters else fan.enter(module, args, kwargs)
 
     def _factors_for(self, name: str) -> Draws:
         if self._mixed is not None:
@@ -351,6 +462,11 @@ class _Restoring(AbstractContextManager[None]):
 
     def __exit__(self, *exc: object) -> None:
         self._holder._mode = self._mode
+
+
+def is_hook_of(holder: PosteriorHolder, hook: Any) -> bool:
+    """Whether a hook of some module is a method of this holder."""
+    return getattr(hook, "__self__", None) is holder
 
 
 def fingerprint(posterior: Posterior) -> tuple[Any, ...]:

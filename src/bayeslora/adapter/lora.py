@@ -59,11 +59,12 @@ def read_lora(model: nn.Module, holder: PosteriorHolder, adapter: str, path: str
     device = next(posterior.parameters()).device
     A, B = (
         tuple(
-            torch.stack([pairs[name][k] for name in group.names]).unsqueeze(1).to(device) for group in posterior.groups
+            torch.stack([pairs[name][k] for name in group.names]).unsqueeze(1).to(device)
+            for group in posterior.all_groups
         )
         for k in (0, 1)
     )
-    return Factors(posterior.groups, A, B)
+    return Factors(posterior.all_groups, A, B)
 
 
 def _lora_layers(weights: dict[str, Tensor]) -> set[str]:

@@ -20,10 +20,13 @@ from transformers.pytorch_utils import Conv1D
 
 from bayeslora.adapter.base import ATTRIBUTE
 from bayeslora.adapter.config import BayesLoraConfig
-from bayeslora.adapter.holder import PosteriorHolder
+from bayeslora.adapter.fan import Stack
+from bayeslora.adapter.holder import PosteriorHolder, is_hook_of
 from bayeslora.adapter.layer import BayesLoraLinear
 from bayeslora.adapter.lora import export_samples, start_from_lora
+from bayeslora.depth import upper_layers
 from bayeslora.posterior import KL, Posterior, build_posterior
+from bayeslora.posterior.noise import Variates
 
 DEFAULT_TARGETS = ("q_proj", "k_proj", "lm_head")
 """What the paper adapts."""
@@ -42,18 +45,36 @@ class BayesLoraModel(BaseTuner):
 
     # Draws --------------------------------------------------------------------------------------------------------
 
-    def draw(self, n: int = 1, generator: torch.Generator | None = None) -> None:
+    def draw(
+        self,
+        n: int = 1,
+        generator: torch.Generator | None = None,
+        *,
+        variates: Variates = "independent",
+        layers: str = "all",
+        fan_out: bool = False,
+    ) -> None:
         """Draw ``n`` networks now and use them until the next :meth:`draw`, :meth:`deterministic` or :meth:`automatic`.
 
-        The batch is then ``n`` blocks of equal size, and block ``k`` is computed with draw ``k``.
+        The batch is then ``n`` blocks of equal size, and block ``k`` is computed with draw ``k``. With ``fan_out`` it is given
+        once, and the model makes it ``n`` blocks where the draws begin to differ: in the ``layers`` (``all``, ``last:K`` or a
+        fraction) that draws are used in; the posterior mean is used below. ``variates`` arranges the noise of the draws.
         """
-        self.holder.draw(n, generator)
+        self.holder.draw(n, generator, variates=variates, layers=layers, fan_out=fan_out)
 
     @contextmanager
-    def draws(self, n: int = 1, generator: torch.Generator | None = None) -> Iterator[None]:
-        """``n`` draws inside the block, what was in use before after it."""
+    def draws(
+        self,
+        n: int = 1,
+        generator: torch.Generator | None = None,
+        *,
+        variates: Variates = "independent",
+        layers: str = "all",
+        fan_out: bool = False,
+    ) -> Iterator[None]:
+        """As :meth:`draw` inside the block, what was in use before after it."""
         with self.holder.restoring():
-            self.holder.draw(n, generator)
+            self.holder.draw(n, generator, variates=variates, layers=layers, fan_out=fan_out)
             yield
 
     def deterministic(self) -> AbstractContextManager[None]:
@@ -233,9 +254,10 @@ class BayesLoraModel(BaseTuner):
         model = super()._unload_and_optionally_merge(*args, **kwargs)
         holder = self.holder
         delattr(model, ATTRIBUTE)
-        for hooks in (model._forward_pre_hooks, model._forward_hooks):
-            for key in [k for k, hook in hooks.items() if getattr(hook, "__self__", None) is holder]:
-                del hooks[key]
+        for module in model.modules():
+            for hooks in (module._forward_pre_hooks, module._forward_hooks):
+                for key in [k for k, hook in hooks.items() if is_hook_of(holder, hook)]:
+                    del hooks[key]
         return model
 
 
@@ -256,11 +278,30 @@ def _build(model: nn.Module, adapter_name: str, config: BayesLoraConfig) -> Post
     if names is None or set(names) != set(layers):
         names = list(layers)
     config.layer_names = names
-    posterior = build_posterior(config.posterior, [layers[name] for name in names], config.settings, config.seed)
+    points = _points(model, names, config.stochastic_layers)
+    posterior = build_posterior(
+        config.posterior, [layers[name] for name in names], config.settings, config.seed, points
+    )
     posterior.scale = config.posterior_scale
     if not config.init_weights:
         _move_at_random(posterior, config.seed)
     return posterior
+
+
+def _points(model: nn.Module, names: list[str], stochastic_layers: str) -> set[str]:
+    """Those of the layers that lie below the ones with a distribution."""
+    if stochastic_layers == "all":
+        return set()
+    stack = Stack.find(model, names)
+    if stack is None:
+        raise ValueError(
+            f"stochastic_layers={stochastic_layers!r}, but the adapted modules are not in one list of layers; use 'all'"
+        )
+    cut = len(stack.layers) - upper_layers(stochastic_layers, len(stack.layers), "stochastic_layers")
+    points = {name for name in names if stack.index(name) < cut}
+    if points == set(names):
+        raise ValueError(f"stochastic_layers={stochastic_layers!r} leaves no adapted layer with a distribution")
+    return points
 
 
 @torch.no_grad()

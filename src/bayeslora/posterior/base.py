@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -14,7 +14,11 @@ from torch import Tensor, nn
 
 from bayeslora.posterior.inner import Inner
 from bayeslora.posterior.kl import KL
-from bayeslora.posterior.layers import LayerGroup, LayerShape, group_by_shape, layer_positions
+from bayeslora.posterior.layers import LayerGroup, LayerShape, group_by_shape, layer_positions, lora_start
+from bayeslora.posterior.noise import Variates, standard_normal
+
+POINT_KINDS: Mapping[str, str] = {"point_A_": "weights_a", "point_B_": "weights_b"}
+"""What the parameters of layers with a point estimate are to an optimiser."""
 
 
 class LayerFactors(NamedTuple):
@@ -32,8 +36,10 @@ class Factors:
     group as ``[L, n, R, i]`` and ``[L, n, o, R]``. Block ``k`` of a batch uses draw ``k``, the same
     index in every layer, so one draw is one coherent network.
 
-    ``latents`` is what the posterior needs to evaluate its KL at this very draw. ``inners`` is, for each group, what is
-    computed before ``B`` where that is more than ``A x``.
+    Groups in which all draws are the same may hold one of them only.
+
+    ``latents`` is what the posterior needs to evaluate its KL at this very draw. ``inners`` is, for each of the first groups,
+    what is computed before ``B`` where that is more than ``A x``.
     """
 
     groups: tuple[LayerGroup, ...]
@@ -45,7 +51,7 @@ class Factors:
     @property
     def n(self) -> int:
         """Number of draws."""
-        return self.A[0].shape[1]
+        return max(stack.shape[1] for stack in self.A)
 
     @cached_property
     def _positions(self) -> dict[str, tuple[int, int]]:
@@ -67,7 +73,7 @@ class Factors:
     def inner(self, name: str) -> Inner | None:
         """What one layer computes before ``B``, if that is more than ``A x``."""
         group, row = self._positions[name]
-        return self.inners[group].map(lambda tensor: tensor[row]) if self.inners else None
+        return self.inners[group].map(lambda tensor: tensor[row]) if group < len(self.inners) else None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._positions)
@@ -80,12 +86,14 @@ class Factors:
         A, B = self[name]
         return B @ A
 
-    def pick(self, draw: int) -> Factors:
-        """One of the draws, as factors with ``n = 1``."""
-        A = tuple(a[:, draw : draw + 1] for a in self.A)
-        B = tuple(b[:, draw : draw + 1] for b in self.B)
-        inners = tuple(inner.map(lambda tensor: tensor[:, draw : draw + 1]) for inner in self.inners)
-        return replace(self, A=A, B=B, latents=None, inners=inners)
+    def pick(self, first: int, count: int = 1) -> Factors:
+        """Some of the draws, one by default, without what the KL needs."""
+
+        def cut(stack: Tensor) -> Tensor:
+            return stack[:, first : first + count] if stack.shape[1] > 1 else stack
+
+        A, B = (tuple(map(cut, side)) for side in (self.A, self.B))
+        return replace(self, A=A, B=B, latents=None, inners=tuple(inner.map(cut) for inner in self.inners))
 
     def detach(self) -> Factors:
         """The same draws cut from the graph, without what the KL needs."""
@@ -113,6 +121,7 @@ class Posterior(nn.Module, ABC):
         layers: the adapted layers.
         config: settings, an instance of ``config_class``; its defaults if not given.
         seed: seed of the initial values; the global random state is not touched.
+        points: names of layers that have a point estimate instead, as LoRA has; subclasses never see them.
     """
 
     config_class: ClassVar[type]
@@ -128,6 +137,9 @@ class Posterior(nn.Module, ABC):
     rate_multipliers: ClassVar[Mapping[str, float]] = {}
     """Learning rates of kinds of parameters relative to the run's; 1 for those not named."""
 
+    partial: ClassVar[bool] = False
+    """Whether some layers may have a point estimate instead: for posteriors that are trained themselves."""
+
     amortised: ClassVar[bool] = False
     """Whether the KL grows with the inputs that were seen, and so adds up over the parts of a batch."""
 
@@ -135,13 +147,26 @@ class Posterior(nn.Module, ABC):
     """Kinds of parameters that plain SGD moves where training is split: along the KL, while AdamW follows the likelihood,
     or along ``both``, without AdamW."""
 
-    def __init__(self, layers: Sequence[LayerShape], config: Any = None, seed: int = 0) -> None:
+    def __init__(
+        self, layers: Sequence[LayerShape], config: Any = None, seed: int = 0, points: Collection[str] = ()
+    ) -> None:
         super().__init__()
         self.config = self.config_class() if config is None else config
         self.layers = tuple(layers)
-        self.groups = group_by_shape(self.layers)
+        self.groups = group_by_shape([layer for layer in self.layers if layer.name not in points])
+        self.point_groups = group_by_shape([layer for layer in self.layers if layer.name in points]) if points else ()
         self._scale = 1.0
-        self._initialise(torch.Generator().manual_seed(seed))
+        self._variates: Variates = "independent"
+        generator = torch.Generator().manual_seed(seed)
+        self._initialise(generator)
+        for group in self.point_groups:
+            for factor, value in lora_start(group, generator).items():
+                self._add(f"point_{factor}_{group.key}", value)
+
+    @property
+    def all_groups(self) -> tuple[LayerGroup, ...]:
+        """The layers as :class:`Factors` stacks them: those with a distribution first, then those with a point."""
+        return (*self.groups, *self.point_groups)
 
     @property
     def scale(self) -> float:
@@ -154,18 +179,23 @@ class Posterior(nn.Module, ABC):
             raise ValueError(f"posterior scale must be finite and not negative, got {value}")
         self._scale = float(value)
 
-    def draw(self, n: int = 1, generator: torch.Generator | None = None) -> Factors:
+    def draw(self, n: int = 1, generator: torch.Generator | None = None, variates: Variates = "independent") -> Factors:
         """Draw ``n`` coherent sets of factors; a ``generator`` makes them reproducible.
 
         Args:
             n: how many draws, at least 1.
             generator: source of all noise. It may live on another device than the parameters (a CPU
                 generator gives the same draws on every device).
+            variates: how Gaussian noise is arranged over the draws.
         """
         if n < 1:
             raise ValueError(f"number of draws must be at least 1, got {n}")
-        with self._full_precision():
-            return self._draw(n, generator)
+        self._variates = variates
+        try:
+            with self._full_precision():
+                return self._with_points(self._draw(n, generator))
+        finally:
+            self._variates = "independent"
 
     def mean(self) -> Factors:
         """Factors, as one draw, whose product is the mean of ``B A``: deterministic mode and merging.
@@ -173,7 +203,15 @@ class Posterior(nn.Module, ABC):
         The rank of these factors may exceed the layer's rank where the mean of the product asks for it.
         """
         with self._full_precision():
-            return self._mean()
+            return self._with_points(self._mean())
+
+    def _with_points(self, factors: Factors) -> Factors:
+        """The same with the layers that have a point estimate."""
+        A, B = (
+            tuple(self._tensor(f"point_{factor}_{group.key}").unsqueeze(1) for group in self.point_groups)
+            for factor in ("A", "B")
+        )
+        return replace(factors, groups=self.all_groups, A=(*factors.A, *A), B=(*factors.B, *B))
 
     def kl(self, factors: Factors | None = None, generator: torch.Generator | None = None) -> KL:
         """KL to the prior, at the draw ``factors`` where it is a Monte-Carlo estimate.
@@ -186,10 +224,14 @@ class Posterior(nn.Module, ABC):
     @torch.no_grad()
     def start_from(self, factors: Factors) -> None:
         """Move the mean onto existing LoRA factors (one draw); raise ``ValueError`` where that is impossible."""
-        if factors.groups != self.groups:
+        if factors.groups != self.all_groups:
             raise ValueError("the factors to start from must cover the same layers, at the same rank")
+        count = len(self.groups)
         with self._full_precision():
-            self._start_from(factors)
+            self._start_from(replace(factors, groups=self.groups, A=factors.A[:count], B=factors.B[:count]))
+        for group, A, B in zip(self.point_groups, factors.A[count:], factors.B[count:], strict=True):
+            self.get_parameter(f"point_A_{group.key}").copy_(A[:, 0])
+            self.get_parameter(f"point_B_{group.key}").copy_(B[:, 0])
 
     def draw_count(self, samples: int) -> int:
         """How many draws a prediction takes whose budget is ``samples``, at least 1: fewer where more would be the same."""
@@ -207,7 +249,8 @@ class Posterior(nn.Module, ABC):
 
     def kind(self, name: str) -> str:
         """What a parameter is to an optimiser, by its name; ``scale`` is a logit whose gradient the KL dominates."""
-        return next((kind for prefix, kind in self.parameter_kinds.items() if name.startswith(prefix)), "weights")
+        kinds = {**POINT_KINDS, **self.parameter_kinds}
+        return next((kind for prefix, kind in kinds.items() if name.startswith(prefix)), "weights")
 
     def parameter_count(self) -> int:
         """Number of trainable scalars."""
@@ -252,12 +295,11 @@ class Posterior(nn.Module, ABC):
         return tensor if tensor.dtype == torch.float64 else tensor.float()
 
     def _noise(self, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
-        """Standard normal noise on the parameters' device."""
+        """Standard normal noise ``[L, n, ...]`` on the parameters' device, arranged as :meth:`draw` was told."""
         reference = self._reference
         dtype = torch.float64 if reference.dtype == torch.float64 else torch.float32
         source = generator.device if generator is not None else reference.device
-        noise = torch.randn(tuple(shape), generator=generator, device=source, dtype=dtype)
-        return noise.to(reference.device)
+        return standard_normal(shape, generator, source, dtype, self._variates).to(reference.device)
 
     def _gaussian(self, mean: Tensor, sd: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
         """``n`` draws ``[L, n, ...]`` of independent Gaussians with moments ``[L, ...]``."""

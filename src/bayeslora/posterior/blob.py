@@ -12,8 +12,7 @@ from torch import Tensor
 from bayeslora.posterior.base import Factors, Posterior
 from bayeslora.posterior.inner import Flipout
 from bayeslora.posterior.kl import KL, gaussian_kl
-from bayeslora.posterior.layers import LayerGroup
-from bayeslora.posterior.point import lora_start
+from bayeslora.posterior.layers import LayerGroup, lora_start
 
 FlipoutMode = Literal["token", "sequence", "off"]
 
@@ -49,6 +48,7 @@ class BlobPosterior(Posterior):
     """
 
     config_class = BlobConfig
+    partial = True
     config: BlobConfig
     parameter_kinds: ClassVar = {"mean_": "mean", "root_": "scale", "B_": "weights_b"}
     split: ClassVar = {"mean": "kl", "scale": "both"}

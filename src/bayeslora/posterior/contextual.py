@@ -12,8 +12,7 @@ from torch import Tensor
 from bayeslora.posterior.base import Factors, Posterior
 from bayeslora.posterior.inner import Inner, random_signs
 from bayeslora.posterior.kl import KL, gaussian_kl
-from bayeslora.posterior.layers import LayerGroup
-from bayeslora.posterior.point import lora_start
+from bayeslora.posterior.layers import LayerGroup, lora_start
 
 NETWORK = ("weight1", "bias1", "weight2", "bias2")
 
@@ -119,6 +118,7 @@ class ContextualPosterior(Posterior):
     """
 
     config_class = ContextualConfig
+    partial = True
     config: ContextualConfig
     parameter_kinds: ClassVar = {"A_": "weights_a", "B_": "weights_b", "network_": "network"}
     split: ClassVar = {"network": "both"}

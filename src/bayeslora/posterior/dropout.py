@@ -38,6 +38,7 @@ class DropoutPosterior(PointPosterior):
     """
 
     config_class = DropoutConfig
+    partial = True
     stochastic = True
 
     def _draw(self, n: int, generator: torch.Generator | None) -> Factors:

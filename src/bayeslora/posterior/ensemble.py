@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayeslora.posterior.base import Factors, Posterior
-from bayeslora.posterior.point import lora_start
+from bayeslora.posterior.layers import lora_start
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,7 @@ class InducingPosterior(Posterior):
     """
 
     config_class = InducingConfig
+    partial = True
     config: InducingConfig
     parameter_kinds: ClassVar = {
         "z_": "points",

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from bayeslora.posterior.base import Factors, Posterior
 from bayeslora.posterior.kronecker import Spectrum, spectrum
-from bayeslora.posterior.layers import LayerGroup, group_by_shape
-from bayeslora.posterior.point import lora_start
+from bayeslora.posterior.layers import LayerGroup, group_by_shape, lora_start
 
 Scope = Literal["all", "last"]
 Prior = Literal["evidence", "validation", "given"]

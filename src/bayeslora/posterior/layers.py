@@ -15,6 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 
 @dataclass(frozen=True)
 class LayerShape:
@@ -72,3 +75,10 @@ def group_by_shape(layers: Iterable[LayerShape]) -> tuple[LayerGroup, ...]:
 def layer_positions(groups: Sequence[LayerGroup]) -> dict[str, tuple[int, int]]:
     """Where each layer lives: name -> (group index, row in the group)."""
     return {name: (index, row) for index, group in enumerate(groups) for row, name in enumerate(group.names)}
+
+
+def lora_start(group: LayerGroup, generator: torch.Generator) -> dict[str, Tensor]:
+    """LoRA's initial factors for all layers of a group."""
+    shape_a, shape_b = ((len(group), *shape) for shape in group.factor_shapes.values())
+    uniform = 2.0 * torch.rand(shape_a, generator=generator) - 1.0
+    return {"A": uniform / group.in_features**0.5, "B": torch.zeros(shape_b)}

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from bayeslora.posterior.base import Factors, Posterior
 from bayeslora.posterior.kl import KL, gaussian_kl
-from bayeslora.posterior.layers import LayerGroup
-from bayeslora.posterior.point import lora_start
+from bayeslora.posterior.layers import LayerGroup, lora_start
 
 BAND = 0.5
 """Width of the band of ``softplus⁻¹(σ)`` that standard deviations start in."""
@@ -45,6 +44,7 @@ class MeanFieldPosterior(Posterior):
     """
 
     config_class = MeanFieldConfig
+    partial = True
     config: MeanFieldConfig
     parameter_kinds: ClassVar = {"mean_": "mean", "rho_": "scale"}
 

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from bayeslora.posterior.base import Factors, Posterior
-from bayeslora.posterior.layers import LayerGroup
+from bayeslora.posterior.layers import lora_start
 
 
 @dataclass(frozen=True)
@@ -46,10 +45,3 @@ class PointPosterior(Posterior):
         for group, A, B in zip(self.groups, factors.A, factors.B, strict=True):
             self.get_parameter(f"A_{group.key}").copy_(A[:, 0])
             self.get_parameter(f"B_{group.key}").copy_(B[:, 0])
-
-
-def lora_start(group: LayerGroup, generator: torch.Generator) -> dict[str, Tensor]:
-    """LoRA's initial factors for all layers of a group."""
-    shape_a, shape_b = ((len(group), *shape) for shape in group.factor_shapes.values())
-    uniform = 2.0 * torch.rand(shape_a, generator=generator) - 1.0
-    return {"A": uniform / group.in_features**0.5, "B": torch.zeros(shape_b)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -56,11 +56,18 @@ def make_settings(name: str, config_class: type, settings: Mapping[str, Any]) ->
 
 
 def build_posterior(
-    name: str, layers: Sequence[LayerShape], settings: Mapping[str, Any] | None = None, seed: int = 0
+    name: str,
+    layers: Sequence[LayerShape],
+    settings: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    points: Collection[str] = (),
 ) -> Posterior:
-    """A fresh posterior over these layers."""
+    """A fresh posterior over these layers, with a point estimate in those named as ``points``."""
     config = posterior_config(name, settings or {})
-    return POSTERIORS[name](layers, config, seed)
+    if points and not POSTERIORS[name].partial:
+        allowed = _listed([known for known, it in POSTERIORS.items() if it.partial])
+        raise ValueError(f"posterior {name!r} covers all layers or none; those that can leave some out are {allowed}")
+    return POSTERIORS[name](layers, config, seed, points)
 
 
 def _listed(names: Sequence[str] | Mapping[str, Any]) -> str:

@@ -28,7 +28,9 @@ import torch
 from torch import Tensor, nn
 
 from bayeslora.adapter.base import ATTRIBUTE, Holder
+from bayeslora.errors import InputError
 from bayeslora.posterior import KL
+from bayeslora.posterior.noise import Variates
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -52,6 +54,9 @@ class ForeignHolder(Holder):
 
     rate_multipliers: ClassVar[Mapping[str, float]] = {}
     """Learning rates of kinds of parameters relative to the run's; 1 for those not named."""
+
+    partial: ClassVar[bool] = False
+    """Whether some layers may have a point estimate instead."""
 
     split: ClassVar[Mapping[str, str]] = {}
     """Kinds of parameters that plain SGD moves where training is split; nothing is split here."""
@@ -112,12 +117,29 @@ class ForeignHolder(Holder):
         """The adapted layers, by their paths from the ``PeftModel``."""
         return list(self._layers)
 
-    def draw(self, n: int = 1, generator: torch.Generator | None = None) -> None:
-        """Choose the seeds of ``n`` draws and use them until told otherwise."""
+    def draw(
+        self,
+        n: int = 1,
+        generator: torch.Generator | None = None,
+        *,
+        variates: Variates = "independent",
+        layers: str = "all",
+        fan_out: bool = False,
+    ) -> None:
+        """Choose the seeds of ``n`` draws and use them until told otherwise.
+
+        PEFT makes the noise, so ``variates`` cannot arrange it, and batches are never repeated (:attr:`fans_out`).
+        """
         if n < 1:
             raise ValueError(f"number of draws must be at least 1, got {n}")
+        if layers != "all":
+            raise InputError(f"draw_layers is {layers!r}, but adapters of PEFT's own draw in all layers; use 'all'")
         device = "cpu" if generator is None else generator.device
         self._seeds = tuple(torch.randint(2**62, (n,), generator=generator, device=device).tolist())
+
+    def narrow(self, first: int, count: int) -> None:
+        """Of the draws in use, use ``count`` from number ``first`` on."""
+        self._seeds = (self._seeds or ())[first : first + count]
 
     def deterministic(self) -> None:
         """No noise until told otherwise, in training too."""

@@ -1,0 +1,80 @@
+"""Where draws begin to differ: below that layer they all compute the same, so a batch is repeated only there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_LAYER = re.compile(r"^(?P<list>.+?)\.(?P<index>\d+)\.")
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The list of layers that a model runs through one after another.
+
+    Attributes:
+        path: where it hangs.
+        layers: the list.
+    """
+
+    path: str
+    layers: nn.ModuleList
+
+    @classmethod
+    def find(cls, root: nn.Module, names: Iterable[str]) -> Stack | None:
+        """The one list that the named modules are in; nothing if there is none, or more than one."""
+        paths = {match["list"] for name in names if (match := _LAYER.match(name))}
+        if len(paths) != 1:
+            return None
+        path = paths.pop()
+        layers = root.get_submodule(path)
+        return cls(path, layers) if isinstance(layers, nn.ModuleList) else None
+
+    def index(self, name: str) -> int:
+        """Of the layer that a module is in; what is in none, the output head, comes after all."""
+        match = _LAYER.match(name)
+        return int(match["index"]) if match else len(self.layers)
+
+
+@dataclass
+class Fan:
+    """Makes a batch one block for each of ``n`` draws where it enters the first of some modules.
+
+    Whatever else modules are given row by row (masks, rotations of positions) is repeated as well. A key-value cache needs
+    nothing: every layer keeps its own rows.
+
+    Attributes:
+        modules: those in which draws differ, in the order in which they are run.
+        n: number of draws.
+    """
+
+    modules: tuple[nn.Module, ...]
+    n: int
+    _rows: int = 0
+    _repeated: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A forward pre-hook of the modules."""
+        position = next((k for k, own in enumerate(self.modules) if own is module), None)
+        if position is None:
+            return None
+        if position == 0:
+            self._rows = next(value.shape[0] for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        given = tuple(map(self._repeat, args)), {name: self._repeat(value) for name, value in kwargs.items()}
+        if position == len(self.modules) - 1:
+            self._repeated.clear()
+        return given
+
+    def _repeat(self, value: Any) -> Any:
+        """What has as many rows as the batch came with, in blocks; later modules get their activations in blocks already."""
+        if isinstance(value, Tensor) and value.ndim > 1 and value.shape[0] == self._rows:
+            kept = self._repeated.get(id(value))
+            if kept is None:  # the original is kept too, or its id would become another's
+                kept = self._repeated[id(value)] = value, torch.cat([value] * self.n)
+            return kept[1]
+        return tuple(map(self._repeat, value)) if isinstance(value, tuple) else value
