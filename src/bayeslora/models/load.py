@@ -72,6 +72,15 @@ def load_model(
     return LoadedModel(model, tokenizer, name)
 
 
+def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model without the model; code that it brings along is not run."""
+    import torch
+
+    request = _Request(name, locate(name, revision), revision, False, torch.device("cpu"), torch.float32, None, None)
+    with _quiet_transformers():
+        return _load_tokenizer(request)
+
+
 @dataclass(frozen=True)
 class _Request:
     """What is to be loaded, from where (``directory`` is empty for a hub model) and how."""
