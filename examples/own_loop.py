@@ -1,0 +1,30 @@
+"""Bayesian-LoRA in a training loop of your own: the ELBO in four lines, then text with its uncertainty."""
+
+import torch
+from peft import get_peft_model
+
+from bayeslora import BayesLoraConfig, load_model
+from bayeslora.predict.generate import Writing, generate
+
+loaded = load_model("smollm2")
+config = BayesLoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"], layers_to_transform=[28, 29])
+model = get_peft_model(loaded.model, config)
+texts = ["The urn holds red and blue balls.", "A ball is drawn without looking.", "Nobody knows its colour before."]
+rows = [loaded.tokenizer(text, return_tensors="pt") for text in texts]
+
+optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-3, weight_decay=0.0)
+for epoch in range(2):
+    for row in rows:
+        likelihood = model.train()(**row, labels=row["input_ids"]).loss  # a fresh draw of all weights
+        kl = model.kl().total / len(rows)  # at that very draw; the KL counts once per pass over the data
+        (likelihood + kl / row["input_ids"].shape[1]).backward()  # per token, as the likelihood is
+        optimiser.step()
+        optimiser.zero_grad()
+    print(f"epoch {epoch + 1}: likelihood {likelihood.item():.3f}, KL {kl.item():.1f}")
+
+(written,) = generate(model, loaded.tokenizer, ["The urn holds"], Writing(max_new_tokens=6), samples=4)
+print(repr(written.text))
+for token, p, doubt in zip(written.token_ids, written.probabilities, written.epistemic, strict=True):
+    print(
+        f"{loaded.tokenizer.decode([token])!r:12} probability {p:.3f}, of its uncertainty {doubt:.3f} nats from the weights"
+    )
