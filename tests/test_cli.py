@@ -72,7 +72,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (
             ["convrt"],
-            ["convrt", "quickstart, train, evaluate, predict, calibrate, compare, tasks, methods, models, convert"],
+            [
+                "convrt",
+                "quickstart, train, evaluate, calibrate, predict, generate, compare, export, merge, tasks, methods, models",
+            ],
         ),
         (["convert"], ["FILE.gguf", "DIRECTORY", "bayeslora convert --help"]),
         (["convert", "a.gguf"], ["DIRECTORY"]),
@@ -97,8 +100,8 @@ def test_the_line_is_the_same_in_every_encoding(encoding: str) -> None:
     answer = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": encoding}, timeout=60)
     assert answer.returncode == 2
     assert answer.stderr.decode() == (
-        "bayeslora: Unrecognized options: convrt; Available subcommands: quickstart, train, evaluate, predict, calibrate, "
-        "compare, tasks, methods, models, convert; For full helptext, run bayeslora --help\n"
+        "bayeslora: Unrecognized options: convrt; Available subcommands: quickstart, train, evaluate, calibrate, predict, "
+        "generate, compare, export, merge, tasks, methods, models, convert; For full helptext, run bayeslora --help\n"
     )
 
 

@@ -7,7 +7,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+from bayeslora.errors import InputError
 
 
 @contextmanager
@@ -25,6 +28,21 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
         raise
     _flush(path.parent)
+
+
+@contextmanager
+def new_directory(place: Path) -> Iterator[Path]:
+    """A directory to fill, which appears at ``place`` when the block ends well. One that holds something is refused."""
+    if place.is_file() or (place.is_dir() and any(place.iterdir())):
+        what = "is a file" if place.is_file() else "is not empty"
+        raise InputError(f"{place}: {what}; choose another directory")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as folder:
+        whole = Path(folder) / place.name
+        yield whole
+        if place.exists():
+            place.rmdir()
+        whole.rename(place)
 
 
 @contextmanager

@@ -226,3 +226,34 @@ def test_a_scorer_is_the_packed_pass_of_all_its_draws(draws):
         scores = Scorer(model, pad_id=7)(items, draws)
         want = score_options(model, pack(items).repeat(draws))
     torch.testing.assert_close(scores.total, want.total, atol=1e-5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("layers", ["all", "last:1"])
+@pytest.mark.parametrize("samples", [3, 7])
+def test_more_draws_than_fit_at_once_are_cut_into_parts(samples, layers):
+    model, items = adapted(), questions(count=5)
+    longest = max(map(packed_length, items))
+    want = scored(model, items, samples=samples, layers=layers)
+    for at_once in (1, 2, 5):
+        got = scored(model, items, samples=samples, layers=layers, batch_tokens=at_once * longest)
+        assert_same(got, want)
+
+
+def test_a_full_gpu_means_smaller_parts(monkeypatch):
+    model, items, tried = adapted(), questions(count=5), []
+    want = scored(model, items)
+    whole = Scorer.__call__
+
+    def limited(self, part, draws=1):
+        tried.append(draws * sum(map(packed_length, part)))
+        if tried[-1] > 120:
+            raise torch.cuda.OutOfMemoryError("full")
+        return whole(self, part, draws)
+
+    monkeypatch.setattr(Scorer, "__call__", limited)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    assert_same(scored(model, items), want)
+    assert max(tried) > 120 >= tried[-1]
+    monkeypatch.setattr(Scorer, "__call__", lambda *args: limited(*args[:1], list(args[1]) * 99))
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        scored(model, items)

@@ -196,7 +196,7 @@ def test_a_question_about_a_passage() -> None:
         ("Which?", ["a", " "], "the question cannot be used: empty choice; "),
         ("Which?", ["a", 1], "the question cannot be used: choices is no text: 1"),
         ("Which?", "yes", "choices is one text, 'yes'; give a list of two choices or more"),
-        ("Which?", ["a", "b", "a "], "two choices are equal: 'a', 'b', 'a '; give each once"),
+        ("Which?", ["a", "b", "a "], "two choices are equal: 'a'; give each once"),
         ("Which?", ["\ud800", "b"], "the question cannot be used: choices is no valid Unicode: "),
         ("Which?", [str(k) for k in range(27)], "the question cannot be used: more than 26 choices need 'labels': "),
     ],

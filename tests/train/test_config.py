@@ -201,7 +201,9 @@ BAD = [
     (ModelConfig, "bits", [3, 16], "choose 4, 8"),
     (AdapterConfig, "rank", [0, -8], LEAST + "1"),
     (AdapterConfig, "alpha", [0, -1.0, NAN, INF], POSITIVE),
-    (AdapterConfig, "layers", ["last:0", "last:", "last", "first:2", "last:-1", "last:1.5", "", "4"], "give 'all' or "),
+    (AdapterConfig, "layers", ["last:0", "last:", "last", "first:2", "last:-1", "last:1.5", "", "4"], "give 'all', "),
+    (AdapterConfig, "stochastic_layers", ["last:0", "half", "0", "1.5", "nan"], "give 'all', "),
+    (PredictionConfig, "draw_layers", ["last:0", "half", "-0.5"], "give 'all', "),
     (TrainingConfig, "epochs", [0, -1], LEAST + "1"),
     (TrainingConfig, "batch_size", [0], LEAST + "1"),
     (TrainingConfig, "micro_batch", [0], LEAST + "1"),
@@ -253,9 +255,12 @@ def test_every_choice_of_a_setting_is_allowed():
         assert [getattr(kind(**{name: value}), name) for value in values] == values
 
 
-@pytest.mark.parametrize("layers, count", [("all", None), ("last:1", 1), ("last:12", 12)])
-def test_layers(layers, count):
-    assert AdapterConfig(layers=layers).last_layers() == count
+def test_layers_with_a_distribution_need_a_method_that_has_one():
+    partial = AdapterConfig(stochastic_layers="last:2")
+    assert resolve(run(adapter=partial)).adapter.stochastic_layers == "last:2"
+    for method in ("lora", "tfb", "pvera"):
+        message = failure(lambda method=method: resolve(run(method=method, adapter=partial)))
+        assert message == f"stochastic_layers is 'last:2', but method '{method}' covers all layers alike; use 'all'"
 
 
 # Files ----------------------------------------------------------------------------------------------------------------
@@ -266,6 +271,8 @@ def changed(kind):
     other = {
         "targets": ("a", "b"),
         "layers": "last:2",
+        "stochastic_layers": "last:1",
+        "draw_layers": "0.5",
         "settings": {"flow_depth": 0, "zero_start": None},
         "scoring": "letter",
         "dtype": "bfloat16",

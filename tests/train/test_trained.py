@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from bayeslora import load_run
 from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import DEFAULT_SCALES, Calibration
+from bayeslora.predict.generate import Writing
 from bayeslora.predict.predictions import read_predictions
 from bayeslora.tasks import load_task, require_gold
 from bayeslora.train import AdapterConfig, PredictionConfig, train
@@ -198,19 +199,6 @@ def test_the_passage_and_the_order_of_choices_are_read(trained: Path, capsys: py
     assert sum(long["probabilities"]) == pytest.approx(1)
 
 
-def test_a_file_of_questions_is_answered_line_by_line(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [question(1), question(2, answer=None), {"question": "Wer?", "choices": ["ich", "dü", "er", "sie"]}]
-    file = write_lines(tmp_path / "questions.jsonl", rows)
-    assert bayeslora("predict", trained, "--input", file) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["id"] for line in lines[:2]] == ["q1", "q2"] and lines[2]["id"]
-    assert [line["choices"] for line in lines] == [row["choices"] for row in rows]
-    alone = load_run(trained).ask(rows[2]["question"], rows[2]["choices"])
-    assert lines[2]["probabilities"] == pytest.approx(alone.probabilities)  # whatever stands beside it
-
-
 @pytest.mark.parametrize(
     "words, reason",
     [
@@ -223,6 +211,10 @@ def test_a_file_of_questions_is_answered_line_by_line(
         (["--choice", "so", "--choice", "not so"], "either --question"),
         ([], "either --question"),
         (["--input", "file.jsonl", "--choice", "so"], "--choice and --passage belong to --question"),
+        (
+            ["--question", "Why?", "--choice", "so", "--choice", "no", "--output", "o.jsonl"],
+            "--output belongs to --input",
+        ),
         (["--input", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
         (["--input", "questions.txt"], "questions.txt"),
         (["--question", "Why?", "--choice", "so", "--choice", "not so", "--samples", "-1"], "samples is -1"),
@@ -236,15 +228,6 @@ def test_questions_that_cannot_be_asked_are_refused(
     err = refusal(capsys)
     assert reason in err
     assert "give" in err or "pass" in err or "--help" in err  # what to do
-
-
-@pytest.mark.parametrize("line", ["no json", "[]", '{"question": "x?"}', '{"question": "x?", "choices": "ab"}'])
-def test_a_file_with_a_bad_line_is_refused_with_its_number(
-    line: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = write_lines(tmp_path / "questions.jsonl", [question(1), line])
-    assert bayeslora("predict", trained, "--input", file) == 2
-    assert f"{file}, line 2" in refusal(capsys)
 
 
 def test_one_text_in_place_of_choices_is_refused(trained: Path) -> None:
@@ -332,7 +315,8 @@ def test_the_model_keeps_quiet_below_the_threshold(calibrated: Path, capsys: pyt
     number = int(unsure.id.removeprefix("q"))
     words = ["--question", f"Is {number} even?", *(w for c in question(number)["choices"] for w in ("--choice", c))]
     assert bayeslora("predict", calibrated, *words, "--quiet") == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith("not sure enough to answer")
+    *_, said, last = capsys.readouterr().out.splitlines()
+    assert said.startswith("not sure enough to answer") and last.startswith("right with 90% probability: ")
     assert answer(capsys, calibrated, *words)["answer"] is None
 
 
@@ -453,3 +437,67 @@ def test_letters_are_scored_as_in_training(tmp_path: Path) -> None:
     config = run_config()
     result = train(replace(config, data=replace(config.data, scoring="letter")), tmp_path)
     assert load_run(tmp_path).evaluate().metrics() == pytest.approx(result["metrics"])
+
+
+# Sets, layers, text ---------------------------------------------------------------------------------------------------
+
+
+def test_prediction_sets_come_with_calibration(
+    trained: Path, calibrated: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert answer(capsys, trained, *WORDS)["prediction_set"] is None
+    found = Calibration.load(calibrated / "adapter" / "calibration.json")
+    assert list(found.conformal) == ["0.5", "0.8", "0.9", "0.95", "0.99"]
+    model = load_run(calibrated)
+    items = load_task(tiny.task_directory()).validation
+    predictions, gold = model.predict(items), require_gold(items)
+    for level in (0.5, 0.8):  # six questions are too few for more: then every choice is in the set
+        sets = [it.prediction_set for it in model.answers(predictions, level)]
+        held = [item.options[y].strip() in (own or ()) for item, y, own in zip(items, gold, sets, strict=True)]
+        assert np.mean(held) >= level
+    assert model.ask(*ASK, level=0.99).prediction_set == ("yes", "no")
+    told = answer(capsys, calibrated, *WORDS, "--level", "0.5")
+    assert tuple(told["prediction_set"]) == model.ask(*ASK, level=0.5).prediction_set
+    assert bayeslora("predict", calibrated, *WORDS, "--level", "0.7") == 2
+    assert "level is 0.7; prediction sets were calibrated for 0.5, 0.8, 0.9, 0.95, 0.99" in refusal(capsys)
+
+
+def test_uncertainty_is_split(trained: Path) -> None:
+    told = load_run(trained).ask(*ASK)
+    assert told.entropy == pytest.approx(told.aleatoric + told.epistemic) and told.aleatoric > 0
+
+
+def test_draws_may_differ_in_upper_layers_only(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, late = load_run(trained), load_run(trained, draw_layers="last:1")
+    assert late.ask(*ASK).probabilities != whole.ask(*ASK).probabilities
+    assert load_run(trained, draw_layers="last:3").ask(*ASK).probabilities == pytest.approx(
+        whole.ask(*ASK).probabilities
+    )
+    told = answer(capsys, trained, *WORDS, "--draw-layers", "last:1")
+    assert told["probabilities"] == pytest.approx(late.ask(*ASK).probabilities)
+    assert bayeslora("predict", trained, *WORDS, "--draw-layers", "last:9") == 2
+    assert "draw_layers is 'last:9', but the model has 3 layers; give at most last:3" in refusal(capsys)
+
+
+def test_calibration_may_choose_the_layers_and_keeps_them(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bayeslora("calibrate", copied, "--tolerance", "10", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["draw_layers"] == "0.125"
+    assert load_run(copied).draw_layers == "0.125" and load_run(copied, raw=True).draw_layers == "all"
+    assert bayeslora("calibrate", copied, "--tolerance", "-1", "--force") == 2
+    assert "tolerance is -1.0; give a finite number of nats, 0 or more" in refusal(capsys)
+
+
+def test_text_is_written_with_its_uncertainty(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--prompt", "Is 3", "--max-new-tokens", "4", "--quiet")
+    assert bayeslora("generate", trained, *words, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    (own,) = load_run(trained).generate(["Is 3"], Writing(max_new_tokens=4))
+    assert told["text"] == own.text and told["probabilities"] == pytest.approx(own.probabilities)
+    assert told["log_likelihood"] == pytest.approx(own.log_likelihood) and max(own.epistemic) > 0
+    assert bayeslora("generate", trained, *words) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(own.text) and f"{len(own.token_ids)} tokens; per token: log-likelihood" in shown
+    for bad, reason in ((("--temperature", "-1"), "temperature is -1.0"), (("--chat",), "no chat template")):
+        assert bayeslora("generate", trained, *words, *bad) == 2
+        assert reason in refusal(capsys)

@@ -1,12 +1,13 @@
 """Calibration after training: how wide the posterior, how soft the probabilities, and when not to answer.
 
-Nothing is trained again. Three numbers are chosen, in this order, because each changes what the next one sees:
+Nothing is trained again. Some numbers are chosen, in this order, because each changes what the next one sees:
 
 1. the scale of the posterior, by :func:`choose_scale`;
 2. the temperature of the probabilities averaged over draws, by :func:`fit_temperature`;
-3. the confidence below which one does not answer, by :func:`choose_threshold`.
+3. how improbable an option of a prediction set may be, by :func:`conformal_thresholds`;
+4. the confidence below which one does not answer, by :func:`choose_threshold`.
 
-:class:`Calibration` keeps them in a file. Choose on a validation split: on the data they were chosen on, all three
+:class:`Calibration` keeps them in a file. Choose on a validation split: on the data they were chosen on, all of them
 look better than they are.
 
 Log-probabilities are ``[N, O]``, an option that a question does not have is ``-inf``. They need not be normalised.
@@ -33,9 +34,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from bayeslora.depth import check_depth
 from bayeslora.errors import InputError, did_you_mean
 from bayeslora.files import replacing
-from bayeslora.metrics import risk_coverage, threshold_for_coverage, threshold_for_risk
+from bayeslora.metrics import (
+    conformal_sets,
+    conformal_threshold,
+    risk_coverage,
+    threshold_for_coverage,
+    threshold_for_risk,
+)
 from bayeslora.metrics.scores import top_class
 from bayeslora.metrics.validation import (
     ROW_SUM_TOLERANCE,
@@ -53,8 +61,14 @@ LogProbabilities = NDArray[np.float64]
 TEMPERATURES = (0.05, 20.0)
 """Least and greatest temperature: where the data ask for none at all (every answer right) or an infinite one."""
 
+CUTS = ("0.125", "0.25", "0.5", "all")
+"""Layers in which draws may differ, from the fewest, which are the fastest."""
+
 DEFAULT_SCALES = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
 """Steps of about √2, two octaves down and up from the posterior as trained."""
+
+LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
+"""Levels that prediction sets are calibrated for."""
 
 _HALVINGS = 50
 """Narrow the range of ``log T`` down to 5e-15."""
@@ -93,8 +107,10 @@ class Calibration:
     Attributes:
         temperature: divides the log-probabilities averaged over draws.
         posterior_scale: multiplies every standard deviation of the posterior.
+        draw_layers: layers in which draws differ, for which the scale was chosen.
         threshold: the least largest probability at which one still answers; none answers always.
         target: what the threshold was chosen for, in words.
+        conformal: by level, such as ``"0.9"``, how far below 1 the probability of an option in a prediction set may be.
         samples: number of draws averaged while choosing.
         task: name of the task it was chosen on.
         split: the split of that task.
@@ -104,8 +120,10 @@ class Calibration:
 
     temperature: float = 1.0
     posterior_scale: float = 1.0
+    draw_layers: str = "all"
     threshold: float | None = None
     target: str | None = None
+    conformal: dict[str, float] = field(default_factory=dict)
     samples: int | None = None
     task: str | None = None
     split: str | None = None
@@ -121,6 +139,8 @@ class Calibration:
             raise InputError(f"samples is {self.samples!r}; give a whole number of at least 1, or none")
         for name in ("target", "task", "split"):
             _check_text(getattr(self, name), name)
+        check_depth(self.draw_layers, "draw_layers")
+        _check_metrics(self.conformal, "conformal")
         _check_metrics(self.before, "before")
         _check_metrics(self.after, "after")
 
@@ -134,6 +154,19 @@ class Calibration:
         if self.threshold is None:
             return np.zeros(confidence.shape, dtype=bool)
         return np.asarray(confidence < self.threshold)
+
+    def prediction_sets(self, probabilities: ArrayLike, level: float, present: ArrayLike) -> BoolArray:
+        """Which options ``[N, O]`` are in each row's prediction set: sets hold the right one in ``level`` of the questions."""
+        return conformal_sets(probabilities, self.conformal[self.require_level(level)], present)
+
+    def require_level(self, level: float) -> str:
+        """The name of a level that prediction sets were calibrated for; others are refused."""
+        if not self.conformal:
+            raise InputError("there are no prediction sets without calibration; run bayeslora calibrate first")
+        key = f"{level:g}"
+        if key not in self.conformal:
+            raise InputError(f"level is {level:g}; prediction sets were calibrated for {', '.join(self.conformal)}")
+        return key
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to a file, whole or not at all: whatever fails, an older file stays as it was."""
@@ -238,6 +271,41 @@ def choose_scale(
     return ScaleChoice(best, tried[best], tried)
 
 
+@dataclass(frozen=True)
+class CutChoice:
+    """Layers in which draws are to differ, the scale of the posterior for them, and the mean NLL of every cut tried."""
+
+    layers: str
+    scale: float
+    tried: dict[str, float]
+
+
+def choose_cut(
+    scores: Callable[[str, float], ArrayLike],
+    labels: ArrayLike,
+    tolerance: float,
+    progress: Callable[[int, int], None] | None = None,
+) -> CutChoice:
+    """The fewest of :data:`CUTS` whose mean NLL, at its own best scale, is within ``tolerance`` of that of all layers.
+
+    Args:
+        scores: log-probabilities ``[N, O]`` of draws that differ in these layers, at a scale.
+        labels: ``[N]``.
+        tolerance: in nats per question, not below 0.
+        progress: called after each cut with the number done and the number of all.
+    """
+    if not (_is_number(tolerance) and 0 <= tolerance < math.inf):
+        raise InputError(f"tolerance is {tolerance!r}; give a finite number of nats, 0 or more")
+    choices = {}
+    for done, layers in enumerate(reversed(CUTS), start=1):
+        choices[layers] = choose_scale(lambda scale, layers=layers: scores(layers, scale), labels)  # type: ignore[misc]
+        if progress is not None:
+            progress(done, len(CUTS))
+    most = choices["all"].nll + tolerance
+    layers = next(layers for layers in CUTS if choices[layers].nll <= most)
+    return CutChoice(layers, choices[layers].scale, {layers: choice.nll for layers, choice in choices.items()})
+
+
 def _mean_nll(log_probabilities: ArrayLike, labels: ArrayLike, name: str) -> float:
     centred, y = _checked(log_probabilities, labels, name)
     return float(0.0 - _normalised(centred)[np.arange(len(y)), y].mean())
@@ -250,6 +318,19 @@ def _check_scales(scales: Iterable[float]) -> list[float]:
     for scale in candidates:
         _check_positive(scale, "scale")
     return candidates
+
+
+# Prediction sets ------------------------------------------------------------------------------------------------------
+
+
+def conformal_thresholds(
+    probabilities: ArrayLike, labels: ArrayLike, levels: Iterable[float] = LEVELS
+) -> dict[str, float]:
+    """Thresholds of :func:`bayeslora.metrics.conformal_threshold` by level.
+
+    At most 1, with which every option is in the set: what too few rows for a level amount to.
+    """
+    return {f"{level:g}": min(1.0, conformal_threshold(probabilities, labels, level)) for level in levels}
 
 
 # Threshold ------------------------------------------------------------------------------------------------------------

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from bayeslora.adapter.base import ATTRIBUTE, find_any_holder
+from bayeslora.errors import InputError
+
+Observer = Callable[[Tensor], None]
+"""Told the log-probabilities ``[n, B, T, vocabulary]`` of all draws, before they are averaged."""
 
 
 def average_draws(log_probabilities: Tensor) -> Tensor:
@@ -14,3 +23,57 @@ def average_draws(log_probabilities: Tensor) -> Tensor:
     Averaged logits are a sharper predictor that ignores how far the draws disagree.
     """
     return torch.logsumexp(log_probabilities, dim=0) - math.log(log_probabilities.shape[0])
+
+
+@contextmanager
+def posterior_predictive(
+    model: nn.Module, samples: int = 4, seed: int = 0, *, layers: str = "all", observe: Observer | None = None
+) -> Iterator[None]:
+    """Inside the block the model answers with the average of its draws: one row for each that it is given, with the
+    logarithms of averaged probabilities as logits.
+
+    Whatever reads the next token's distribution off a model then works with the posterior predictive: ``generate`` of
+    transformers with greedy search, sampling, stop strings, streaming. The draws are made once and stay the same for the
+    whole block, so a sequence is written by the same networks from its first token to its last, each with a key-value
+    cache of its own above the first layer in which they differ.
+
+    Args:
+        model: with an adapter.
+        samples: draws that are averaged; 0 uses the posterior mean.
+        seed: of the draws.
+        layers: those in which draws differ, ``all``, ``last:K`` or a fraction; the mean is used below.
+        observe: told what each draw says, before it is averaged.
+    """
+    holder = find_any_holder(model)
+    n = holder.draw_count(samples) if samples > 0 else 0
+    with holder.restoring():
+        if n == 0:
+            holder.deterministic()
+        else:
+            holder.draw(n, torch.Generator().manual_seed(seed), layers=layers, fan_out=True)
+        with averaging(model, max(1, n), observe):
+            yield
+
+
+@contextmanager
+def averaging(model: nn.Module, n: int, observe: Observer | None = None) -> Iterator[None]:
+    """Inside the block a model that ``n`` draws fan out in averages them; a single one is left as it is, to the bit."""
+    if n > 1 and not find_any_holder(model).fans_out:
+        raise InputError("adapters of PEFT's own cannot average their draws while writing; use samples 0 or 1")
+    root = next(module for module in model.modules() if ATTRIBUTE in module._modules)
+
+    def average(root: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if observe is None and n == 1:
+            return None
+        log_probabilities = output.logits.unflatten(0, (n, -1)).float().log_softmax(-1)
+        if observe is not None:
+            observe(log_probabilities)
+        if n > 1:
+            output.logits = average_draws(log_probabilities)
+        return output
+
+    handle = root.register_forward_hook(average)
+    try:
+        yield
+    finally:
+        handle.remove()

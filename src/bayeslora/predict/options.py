@@ -93,6 +93,8 @@ class PackedBatch:
 
     def repeat(self, n: int) -> PackedBatch:
         """The batch ``n`` times in blocks, one for each draw."""
+        if n == 1:
+            return self
         return PackedBatch(
             *(getattr(self, f.name).repeat(n, *[1] * (getattr(self, f.name).ndim - 1)) for f in fields(self))
         )
@@ -178,12 +180,16 @@ class OptionScores:
         return self.total > -torch.inf
 
 
-def score_options(model: nn.Module, batch: PackedBatch, inputs_embeds: Tensor | None = None) -> OptionScores:
+def score_options(
+    model: nn.Module, batch: PackedBatch, inputs_embeds: Tensor | None = None, blocks: int = 1
+) -> OptionScores:
     """Score all options of a batch in one forward pass of a causal language model.
 
-    Given ``inputs_embeds [B, T, d]``, the model starts from them and not from the tokens' embeddings.
+    Given ``inputs_embeds [B, T, d]``, the model starts from them and not from the tokens' embeddings. ``blocks`` is how
+    many times over the model answers a batch that it is given once.
     """
     logits = packed_logits(model, batch, inputs_embeds)
+    batch = batch.repeat(blocks)
     targets = batch.input_ids[:, -batch.source.shape[1] :]
     rows = torch.arange(len(targets), device=targets.device).unsqueeze(1)
     token = logits[rows, batch.source, targets] - logits.logsumexp(-1).gather(1, batch.source)

@@ -32,6 +32,7 @@ class Predictor:
         samples: draws of the weights that are averaged; 0 uses the posterior mean.
         seed: of the draws.
         batch_tokens: computed at once.
+        layers: those in which draws differ, ``all``, ``last:K`` or a fraction; the mean is used below.
         calibration: temperature and threshold, as fitted on held-out data.
     """
 
@@ -42,6 +43,7 @@ class Predictor:
     samples: int = 4
     seed: int = 0
     batch_tokens: int = 16384
+    layers: str = "all"
     calibration: Calibration = field(default_factory=Calibration)
 
     def __call__(
@@ -70,6 +72,7 @@ class Predictor:
             samples=self.samples,
             seed=self.seed,
             batch_tokens=self.batch_tokens,
+            layers=self.layers,
             advance=advance,
         )
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bayeslora.adapter.base import Holder, find_any_holder
 from bayeslora.adapter.holder import PosteriorHolder
 from bayeslora.posterior import LaplacePosterior
+from bayeslora.posterior.noise import Variates
 from bayeslora.predict.mc import average_draws
 from bayeslora.predict.options import Encoded, OptionScores, pack, score_options
 
@@ -32,7 +33,12 @@ class Scorer:
     def __call__(self, items: Sequence[Encoded], draws: int = 1) -> OptionScores:
         """Scores of the questions, once for each of the draws that are in use, in blocks ``[draws · B, O]``."""
         batch = pack(items, self.pad_id).to(self.device)
-        return score_options(self.model, batch.repeat(draws))
+        given, answered = self._shares(draws)
+        return score_options(self.model, batch.repeat(given), blocks=answered)
+
+    def _shares(self, draws: int) -> tuple[int, int]:
+        """How many times a batch is given, and how many times over each of them is answered."""
+        return (1, draws) if find_any_holder(self.model).fans_out else (draws, 1)
 
     def prepare(
         self, items: Sequence[Encoded], batch_tokens: int, advance: Callable[[int, int], None] | None = None
@@ -72,14 +78,18 @@ def score_questions(
     samples: int,
     seed: int,
     batch_tokens: int,
+    layers: str = "all",
+    variates: Variates = "independent",
     advance: Callable[[int, int], None] | None = None,
 ) -> DrawScores:
     """Score questions under the same ``samples`` draws of the adapter, or under its mean if there are to be none.
 
     The draws are made once from the seed and used for all questions, so a prediction depends neither on the other
-    questions nor on how they are batched, and equals that of the same draws exported as ordinary adapters. A Laplace
-    approximation answers by the linearised model instead, unless it is set to draw weights. Adapters of PEFT's own whose
-    noise belongs to tokens do depend on the batching (see :mod:`bayeslora.adapter.foreign.holder`).
+    questions nor on how they are batched, and equals that of the same draws exported as ordinary adapters. Draws and
+    questions are cut into parts of ``batch_tokens``, and into smaller ones where these do not fit the GPU's memory. A
+    Laplace approximation answers by the linearised model instead, unless it is set to draw weights. Adapters of PEFT's
+    own whose noise belongs to tokens do depend on the batching (see :mod:`bayeslora.adapter.foreign.holder`).
+    With ``layers`` the draws differ in the upper layers only, and the mean is used below.
     """
     holder = find_any_holder(scorer.model)
     if samples > 0 and (linearised := _linearised(holder)) is not None:
@@ -89,30 +99,66 @@ def score_questions(
             scorer, items, linearised, samples=samples, seed=seed, batch_tokens=batch_tokens, advance=advance
         )
     count = holder.draw_count(samples) if samples > 0 else 0
-    draws = max(1, count)
-    options = max(len(item.option_ids) for item in items)
-    log_probabilities = torch.full((draws, len(items), options), -torch.inf, dtype=torch.float64)
-    totals = log_probabilities.clone()
     training = scorer.model.training
     scorer.model.eval()
-    done = 0
     try:
         with holder.restoring():
             if count == 0:
                 holder.deterministic()
             else:
-                holder.draw(draws, torch.Generator().manual_seed(seed))
-            for rows in batches_by_length(items, batch_tokens // draws):
-                scores = scorer([items[row] for row in rows], draws)
-                require_numbers(scores.log_probabilities)
-                width = scores.total.shape[1]
-                log_probabilities[:, rows, :width] = scores.log_probabilities.unflatten(0, (draws, -1)).double().cpu()
-                totals[:, rows, :width] = scores.total.unflatten(0, (draws, -1)).double().cpu()
-                done += len(rows)
-                if advance is not None:
-                    advance(done, len(items))
+                noise = torch.Generator().manual_seed(seed)
+                holder.draw(count, noise, variates=variates, layers=layers, fan_out=True)
+            return _score_in_parts(scorer, items, max(1, count), batch_tokens, advance)
     finally:
         scorer.model.train(training)
+
+
+def _score_in_parts(
+    scorer: Scorer,
+    items: Sequence[Encoded],
+    draws: int,
+    batch_tokens: int,
+    advance: Callable[[int, int], None] | None,
+) -> DrawScores:
+    """Score with the draws in use, some draws and questions at a time; if the GPU's memory runs out, fewer."""
+    longest = max(map(packed_length, items))
+    try:
+        return _score_at_most(scorer, items, draws, batch_tokens, advance)
+    except torch.cuda.OutOfMemoryError:
+        if batch_tokens <= longest:
+            raise
+    torch.cuda.empty_cache()
+    return _score_in_parts(scorer, items, draws, batch_tokens // 2, advance)
+
+
+def _score_at_most(
+    scorer: Scorer,
+    items: Sequence[Encoded],
+    draws: int,
+    batch_tokens: int,
+    advance: Callable[[int, int], None] | None,
+) -> DrawScores:
+    holder = find_any_holder(scorer.model)
+    options = max(len(item.option_ids) for item in items)
+    log_probabilities = torch.full((draws, len(items), options), -torch.inf, dtype=torch.float64)
+    totals = log_probabilities.clone()
+    at_once = min(draws, max(1, batch_tokens // max(map(packed_length, items))))
+    done = 0
+    for first in range(0, draws, at_once):
+        part = slice(first, min(first + at_once, draws))
+        count = part.stop - part.start
+        with holder.restoring():
+            if count < draws:
+                holder.narrow(first, count)
+            for rows in batches_by_length(items, batch_tokens // count):
+                scores = scorer([items[row] for row in rows], count)
+                require_numbers(scores.log_probabilities)
+                width = scores.total.shape[1]
+                for kept, found in ((log_probabilities, scores.log_probabilities), (totals, scores.total)):
+                    kept[part, rows, :width] = found.unflatten(0, (count, -1)).double().cpu()
+                done += count * len(rows)
+                if advance is not None:
+                    advance(done // draws, len(items))
     return DrawScores(log_probabilities, totals)
 
 

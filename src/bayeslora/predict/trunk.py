@@ -7,7 +7,6 @@ computed.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from bayeslora.adapter.base import ATTRIBUTE, Holder, find_any_holder
+from bayeslora.adapter.fan import Stack
 from bayeslora.errors import InputError
 from bayeslora.predict.options import Encoded, OptionScores, PackedBatch, pack, packed_logits, score_options
 from bayeslora.predict.scorer import Scorer, batches_by_length
-
-_LAYER = re.compile(r"^(?P<list>.+?)\.(?P<index>\d+)\.")
 
 Key = tuple[tuple[int, ...], ...]
 
@@ -65,9 +63,11 @@ class TrunkScorer(Scorer):
         """As :meth:`Scorer.__call__`, from the kept output of the trunk."""
         batch = pack(items, self.pad_id).to(self.device)
         self._check(items[:1])
-        states = self._states(items, batch).repeat(draws, 1, 1)
+        given, answered = self._shares(draws)
+        states = self._states(items, batch).repeat(given, 1, 1)
+        find_any_holder(self.model).settle(self._root)
         with self._only(self._upper):
-            return score_options(self.model, batch.repeat(draws), states)
+            return score_options(self.model, batch.repeat(given), states, answered)
 
     def prepare(
         self, items: Sequence[Encoded], batch_tokens: int, advance: Callable[[int, int], None] | None = None
@@ -196,16 +196,15 @@ def _root(model: nn.Module) -> nn.Module:
 def _find_cut(root: nn.Module, holder: Holder) -> tuple[nn.Module, str, int]:
     """Where the list of layers hangs, under which name, and the index of the first adapted one."""
     names = holder.layer_names
-    found = [match for name in names if (match := _LAYER.match(name))]
-    lists = {match["list"] for match in found}
-    if len(lists) != 1:
+    stack = Stack.find(root, names)
+    if stack is None:
         raise InputError(
             f"cannot tell the trunk from the adapted layers {', '.join(names[:3])}, ...; leave --cache-trunk out"
         )
-    cut = min(int(match["index"]) for match in found)
+    cut = min(map(stack.index, names))
     if cut == 0:
         raise InputError("the lowest layer is adapted, so there is no trunk to keep; use --layers last:K as well")
-    parent, _, name = lists.pop().rpartition(".")
+    parent, _, name = stack.path.rpartition(".")
     return root.get_submodule(parent), name, cut
 
 

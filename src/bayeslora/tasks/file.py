@@ -38,14 +38,14 @@ def file_task(path: Path) -> Task:
             names = ", ".join(f"{split}.jsonl" for split in SHARES)
             raise InputError(f"{path}: holds none of {names} (or .jsonl.gz); add them, or pass a file")
         return Task(str(path), f"own questions in {path}", lambda split: _read_part(path, split))
-    _check_file(path)
+    check_file(path)
     return Task(str(path), f"own questions in {path}", lambda split: _divide_file(path, split))
 
 
 def read_items(path: Path) -> Split:
     """All lines of a file in their order, with or without answers; a malformed line is an error."""
     path = path.expanduser()
-    _check_file(path)
+    check_file(path)
     return _read(path, drop=False)
 
 
@@ -53,14 +53,21 @@ def make_item(question: str, choices: Sequence[str], passage: str = "") -> Item:
     """One question without an answer, for prediction."""
     if isinstance(choices, str):
         raise InputError(f"choices is one text, {choices!r}; give a list of two choices or more")
+    return question_item({"question": question, "choices": list(choices), "passage": passage})
+
+
+def question_item(values: Mapping[str, Any]) -> Item:
+    """The question of a line, with or without an answer; what cannot be asked is refused."""
     try:
-        candidate = read_own({"question": question, "choices": list(choices), "passage": passage})
+        candidate = read_own(values)
     except Malformed as error:
         raise InputError(f"the question cannot be used: {error}; give a question and two choices or more") from None
     if candidate.flaw is not None:
         raise InputError(f"the question cannot be used: {candidate.flaw}; give a question and two choices or more")
-    if len(set(candidate.item.options)) < len(candidate.item.options):
-        raise InputError(f"two choices are equal: {', '.join(map(repr, choices))}; give each once")
+    options = candidate.item.options
+    if len(set(options)) < len(options):
+        twice = next(option for k, option in enumerate(options) if option in options[:k])
+        raise InputError(f"two choices are equal: {twice.strip()!r}; give each once")
     return candidate.item
 
 
@@ -75,7 +82,8 @@ def read_own(values: Mapping[str, Any]) -> Candidate:
     return choice_candidate(row_id(values), text_field(values, "question"), choices, labels, gold, passage)
 
 
-def _check_file(path: Path) -> None:
+def check_file(path: Path) -> None:
+    """Refuse what is no file of JSON lines, by its name."""
     if not path.is_file():
         raise InputError(f"{path}: no such file or directory; pass a file of JSON lines or a directory with splits")
     if not path.name.endswith(SUFFIXES):

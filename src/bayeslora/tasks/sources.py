@@ -77,13 +77,16 @@ def find_file(stem: Path) -> Path | None:
 
 def read_json_lines(path: Path) -> list[Row]:
     """One row per line that is not blank; every failure names the file, and the line where there is one."""
+    return [
+        Row(parse_object(line, f"{path}, line {number}"), f"{path}, line {number}") for number, line in read_lines(path)
+    ]
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file that are not blank, with their numbers, one at a time."""
     try:
         with _open(path) as file:
-            return [
-                Row(_parse(line, f"{path}, line {number}"), f"{path}, line {number}")
-                for number, line in enumerate(file, 1)
-                if line.strip()
-            ]
+            yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InputError(f"{path}: is no complete gzip file ({first_line(error)}); get it again") from error
     except UnicodeDecodeError as error:
@@ -104,7 +107,8 @@ def _open(path: Path) -> IO[str]:
     return path.open(encoding="utf-8-sig", newline="\n")
 
 
-def _parse(line: str, origin: str) -> dict[str, Any]:
+def parse_object(line: str, origin: str) -> dict[str, Any]:
+    """The JSON object of a line; ``origin`` says which in errors."""
     try:
         values = json.loads(line)
     except (ValueError, RecursionError) as error:

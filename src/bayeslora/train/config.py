@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from tyro.constructors import PrimitiveConstructorSpec
 
+from bayeslora.depth import check_depth
 from bayeslora.errors import InputError, did_you_mean
 
 Schedule = Literal["linear", "cosine", "cyclic", "multistep", "constant"]
@@ -88,7 +89,9 @@ class AdapterConfig:
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
     """Modules to adapt, by name. The paper adapts q_proj k_proj lm_head."""
     layers: str = "all"
-    """Transformer layers to adapt: all, or last:K."""
+    """Transformer layers to adapt: all, last:K, or a fraction such as 0.5 for the upper half."""
+    stochastic_layers: str = "all"
+    """Layers with a distribution, counted likewise. Those below have a point, so that all draws share what they compute."""
     settings: Annotated[Mapping[str, Any], _Pairs] = field(default_factory=dict)
     """Settings of the posterior that differ from the preset, such as flow_depth=0 init_sd_u=0.1."""
 
@@ -97,16 +100,8 @@ class AdapterConfig:
         _positive("alpha", self.alpha)
         if not self.targets:
             raise InputError("targets is empty; name at least one module, such as q_proj")
-        self.last_layers()
-
-    def last_layers(self) -> int | None:
-        """How many of the uppermost layers are adapted; nothing means all."""
-        if self.layers == "all":
-            return None
-        word, _, count = self.layers.partition(":")
-        if word != "last" or not count.isdecimal() or int(count) < 1:
-            raise InputError(f"layers is {self.layers!r}; give 'all' or 'last:K' with K of at least 1")
-        return int(count)
+        for name in ("layers", "stochastic_layers"):
+            check_depth(getattr(self, name), name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,10 +187,14 @@ class PredictionConfig:
     """Weight draws whose probabilities are averaged; 0 uses the posterior mean."""
     batch_tokens: int = 16384
     """Tokens computed at once, draws included."""
+    draw_layers: str = "all"
+    """Layers in which the draws differ: all, last:K, or a fraction such as 0.5. Those below use the posterior mean and are
+    computed once for all draws: an approximation that is fast."""
 
     def __post_init__(self) -> None:
         _at_least("samples", self.samples, 0)
         _at_least("batch_tokens", self.batch_tokens, 1)
+        check_depth(self.draw_layers, "draw_layers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +249,11 @@ def resolve(config: RunConfig) -> RunConfig:
     _check_kinds(training["rate_multipliers"], {"weights", *distribution.parameter_kinds.values()})
     if training["optimiser"] == "split" and not distribution.split:
         raise InputError(f"optimiser is 'split', but method {method.name!r} has no parts to split; use adamw")
+    if config.adapter.stochastic_layers != "all" and not distribution.partial:
+        raise InputError(
+            f"stochastic_layers is {config.adapter.stochastic_layers!r}, but method {method.name!r} covers all layers alike; "
+            "use 'all'"
+        )
     return replace(
         config,
         adapter=replace(config.adapter, settings=settings),

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 
 from bayeslora.errors import InputError
 from bayeslora.files import write_json
-from bayeslora.train.config import differences
+from bayeslora.train.config import differences, from_dict, to_dict
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,11 @@ class RunDirectory:
         return _read_json(self.result, "the run is not done; give the same command again to go on with it")
 
     def _require_same(self, config: Mapping[str, Any]) -> None:
-        lines = differences(config, self.read_config())
+        """Settings that the saved run does not have yet are taken to be at their defaults."""
+        saved = self.read_config()
+        with suppress(InputError):
+            saved = to_dict(from_dict(saved))
+        lines = differences(config, saved)
         if lines:
             raise InputError(
                 f"{self.path}: holds another run ({'; '.join(lines[:3])}); choose another directory, or use --force to "

@@ -20,6 +20,7 @@ import torch
 
 from bayeslora.adapter import BayesLoraConfig, find_holder
 from bayeslora.adapter.lora import read_lora
+from bayeslora.depth import upper_layers
 from bayeslora.errors import InputError
 from bayeslora.files import tensor_failures, write_json
 from bayeslora.methods import find_method
@@ -111,6 +112,7 @@ def adapt(loaded: LoadedModel, config: RunConfig) -> PeftModel:
             lora_alpha=adapter.alpha,
             target_modules=list(adapter.targets),
             layers_to_transform=layers,
+            stochastic_layers=adapter.stochastic_layers,
             seed=config.seed,
         )
     else:
@@ -126,6 +128,8 @@ def adapt(loaded: LoadedModel, config: RunConfig) -> PeftModel:
         if foreign is not None:
             return foreign.adapt(loaded.model, peft_config, config.seed)
         return get_peft_model(loaded.model, peft_config)
+    except InputError:
+        raise
     except ValueError as error:
         raise InputError(
             f"{loaded.name} cannot be adapted at {', '.join(adapter.targets)}: {str(error).rstrip('.')}; its linear modules "
@@ -149,6 +153,7 @@ def make_predictor(scorer: Scorer, loaded: LoadedModel, config: RunConfig) -> Pr
         samples=config.prediction.samples,
         seed=config.seed,
         batch_tokens=config.prediction.batch_tokens,
+        layers=config.prediction.draw_layers,
     )
 
 
@@ -366,15 +371,10 @@ def _linear_modules(model: torch.nn.Module) -> list[str]:
 
 
 def _layer_indices(loaded: LoadedModel, adapter: AdapterConfig) -> list[int] | None:
-    last = adapter.last_layers()
-    if last is None:
+    if adapter.layers == "all":
         return None
     count = loaded.model.config.num_hidden_layers
-    if last > count:
-        raise InputError(
-            f"layers is {adapter.layers!r}, but {loaded.name} has {count} layers; give at most last:{count}"
-        )
-    return list(range(count - last, count))
+    return list(range(count - upper_layers(adapter.layers, count), count))
 
 
 def _digest(config: RunConfig, parts: Mapping[str, Questions]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +14,22 @@ from peft import PeftModel
 from peft.utils import CONFIG_NAME
 
 from bayeslora.adapter import BayesLoraModel
+from bayeslora.depth import check_depth
 from bayeslora.errors import InputError
 from bayeslora.files import replacing
 from bayeslora.methods import find_method
-from bayeslora.metrics import entropy, entropy_split
 from bayeslora.models import LoadedModel
-from bayeslora.predict.calibrate import Calibration, choose_scale, choose_threshold, describe_target, fit_temperature
+from bayeslora.predict.answers import Answer, make_answers
+from bayeslora.predict.calibrate import (
+    Calibration,
+    choose_cut,
+    choose_scale,
+    choose_threshold,
+    conformal_thresholds,
+    describe_target,
+    fit_temperature,
+)
+from bayeslora.predict.generate import Generation, Prompt, Writing, generate
 from bayeslora.predict.predictions import Predictions, main_metrics
 from bayeslora.predict.predictor import Predictor
 from bayeslora.progress import Reporter, Silent
@@ -28,28 +38,8 @@ from bayeslora.train.config import RunConfig, from_dict
 from bayeslora.train.directory import RunDirectory
 from bayeslora.train.run import load_base, make_predictor, make_scorer
 
-
-@dataclass(frozen=True)
-class Answer:
-    """What the model thinks of one question.
-
-    Attributes:
-        answer: the chosen option, or nothing if the model is not sure enough.
-        confidence: probability of the most probable option.
-        choices: the options.
-        probabilities: of the options, averaged over the draws.
-        entropy: how unsure the model is, in nats.
-        epistemic: the part of it that more data could remove: how far the draws disagree.
-        abstains: whether the confidence is below the threshold that calibration chose.
-    """
-
-    answer: str | None
-    confidence: float
-    choices: tuple[str, ...]
-    probabilities: tuple[float, ...]
-    entropy: float
-    epistemic: float
-    abstains: bool
+if TYPE_CHECKING:
+    from transformers.generation import BaseStreamer
 
 
 @dataclass
@@ -61,34 +51,35 @@ class TrainedModel:
     loaded: LoadedModel
     model: PeftModel
     samples: int
+    draw_layers: str
     calibration: Calibration
     report: Reporter = field(default_factory=Silent)
 
-    def ask(self, question: str, choices: Sequence[str], passage: str = "") -> Answer:
-        """Answer one question."""
-        return self.answers(self.predict([make_item(question, choices, passage)]))[0]
+    def ask(self, question: str, choices: Sequence[str], passage: str = "", level: float = 0.9) -> Answer:
+        """Answer one question; ``level`` is that of the prediction set."""
+        return self.answers(self.predict([make_item(question, choices, passage)]), level)[0]
 
     def predict(self, items: Sequence[Item]) -> Predictions:
         """Predictions of many questions, in their order."""
         return self._predictor()(items, advance=self.report.stage("predicting"))
 
-    def answers(self, predictions: Predictions) -> list[Answer]:
-        """Predictions as answers, one by one."""
-        abstains = self.calibration.abstains(predictions.probabilities)
-        draws = predictions.probabilities[None] if predictions.draws is None else predictions.draws
-        total, epistemic = entropy(predictions.probabilities), entropy_split(draws).epistemic
-        return [
-            Answer(
-                answer=None if abstains[row] else item.options[predictions.choices[row]].strip(),
-                confidence=float(predictions.probabilities[row].max()),
-                choices=tuple(option.strip() for option in item.options),
-                probabilities=tuple(predictions.probabilities[row, : len(item.options)].tolist()),
-                entropy=float(total[row]),
-                epistemic=float(epistemic[row]),
-                abstains=bool(abstains[row]),
-            )
-            for row, item in enumerate(predictions.items)
-        ]
+    def answers(self, predictions: Predictions, level: float = 0.9) -> list[Answer]:
+        """Predictions as answers, one by one, with prediction sets of this level if the run is calibrated."""
+        return make_answers(predictions, self.calibration, level)
+
+    def generate(
+        self, prompts: Sequence[Prompt], writing: Writing | None = None, *, streamer: BaseStreamer | None = None
+    ) -> list[Generation]:
+        """Continue texts or chats with tokens from the averaged distribution, with the uncertainty of every token."""
+        return generate(
+            self.model,
+            self.loaded.tokenizer,
+            prompts,
+            writing,
+            samples=self.samples,
+            layers=self.draw_layers,
+            streamer=streamer,
+        )
 
     def evaluate(self, task: str | None = None, split: str = "test", data_dir: Path | None = None) -> Predictions:
         """Predictions on a split of a task with answers, by default of the one it was trained on."""
@@ -104,11 +95,13 @@ class TrainedModel:
         *,
         error_rate: float | None = None,
         coverage: float | None = None,
+        tolerance: float | None = None,
     ) -> Calibration:
         """Choose posterior scale, temperature and, for a wanted error rate or coverage, the threshold; keep them.
 
-        Everything is chosen on held-out questions: those of the validation split, unless told otherwise. Adapters of
-        PEFT's own have no scale to choose.
+        With a ``tolerance``, draws are made to differ in as few upper layers as costs at most that much NLL. Everything is
+        chosen on held-out questions: those of the validation split, unless told otherwise. Adapters of PEFT's own have no
+        scale to choose.
         """
         if error_rate is not None or coverage is not None:
             describe_target(error_rate, coverage)  # refused now rather than when all is computed
@@ -117,32 +110,47 @@ class TrainedModel:
         require_gold(items)
         kept = 1.0 if self._tuner is None else self._tuner.posterior_scale
         try:
-            found = self._choose(items, error_rate, coverage)
+            found = self._choose(items, error_rate, coverage, tolerance)
         except BaseException:
             self._set_scale(kept)
             raise
+        self.draw_layers = found.draw_layers
         self.calibration = replace(found, samples=self.samples or None, task=name, split=split)
         self._keep_calibration()
         return self.calibration
 
-    def _choose(self, items: Sequence[Item], error_rate: float | None, coverage: float | None) -> Calibration:
-        """Scale first, then temperature, then threshold: each changes what the next one sees."""
+    def _choose(
+        self, items: Sequence[Item], error_rate: float | None, coverage: float | None, tolerance: float | None
+    ) -> Calibration:
+        """Layers and scale first, then temperature, then thresholds: each changes what the next one sees."""
         gold = np.array(require_gold(items))
         predictor = replace(self._predictor(), calibration=Calibration())
         encoded = predictor.encode(items)
 
-        def scores(scale: float) -> NDArray[np.float64]:
+        def scores(layers: str, scale: float) -> NDArray[np.float64]:
             self._set_scale(scale)
-            return predictor.score(encoded).predictive
+            return replace(predictor, layers=layers).score(encoded).predictive
 
         self._set_scale(1.0)
         before = predictor(items, encoded)
-        scale = 1.0
+        layers, scale = self.draw_layers, 1.0
         if self._tuner is not None and before.draws is not None and len(before.draws) > 1:
-            scale = choose_scale(scores, gold, progress=self.report.stage("calibrating")).scale
-        found = Calibration(temperature=fit_temperature(scores(scale), gold), posterior_scale=scale)
-        after = replace(predictor, calibration=found)(items, encoded)
-        found = replace(found, before=main_metrics(before.metrics()), after=main_metrics(after.metrics()))
+            advance = self.report.stage("calibrating")
+            if tolerance is None:
+                scale = choose_scale(lambda scale: scores(layers, scale), gold, progress=advance).scale
+            else:
+                cut = choose_cut(scores, gold, tolerance, advance)
+                layers, scale = cut.layers, cut.scale
+        found = Calibration(
+            temperature=fit_temperature(scores(layers, scale), gold), posterior_scale=scale, draw_layers=layers
+        )
+        after = replace(predictor, calibration=found, layers=layers)(items, encoded)
+        found = replace(
+            found,
+            conformal=conformal_thresholds(after.probabilities, gold),
+            before=main_metrics(before.metrics()),
+            after=main_metrics(after.metrics()),
+        )
         if error_rate is None and coverage is None:
             return found
         threshold = choose_threshold(after.probabilities, gold, error_rate=error_rate, coverage=coverage)
@@ -168,7 +176,7 @@ class TrainedModel:
     def _predictor(self) -> Predictor:
         scorer = make_scorer(self.model, self.loaded, self.config, None)
         predictor = make_predictor(scorer, self.loaded, self.config)
-        return replace(predictor, samples=self.samples, calibration=self.calibration)
+        return replace(predictor, samples=self.samples, layers=self.draw_layers, calibration=self.calibration)
 
 
 def load_run(
@@ -176,6 +184,7 @@ def load_run(
     *,
     device: str = "auto",
     samples: int | None = None,
+    draw_layers: str | None = None,
     raw: bool = False,
     report: Reporter | None = None,
     loaded: LoadedModel | None = None,
@@ -186,6 +195,8 @@ def load_run(
         path: the run's directory.
         device: as for :func:`bayeslora.load_model`.
         samples: weight draws per prediction; the run's own number by default, 0 for the posterior mean.
+        draw_layers: layers in which draws differ, ``all``, ``last:K`` or a fraction; by default those that calibration has
+            chosen, or the run's own.
         raw: leave out what ``bayeslora calibrate`` found.
         report: told how long work goes.
         loaded: the base model, if somebody has loaded it already; ``unload()`` the run's ``model`` to have it back.
@@ -206,6 +217,9 @@ def load_run(
         foreign.attach(model)
     if samples is None:
         samples = config.prediction.samples
-    trained = TrainedModel(directory, config, loaded, model, samples, calibration, report or Silent())
+    if draw_layers is None:
+        draw_layers = calibration.draw_layers if calibrated else config.prediction.draw_layers
+    check_depth(draw_layers, "draw_layers")
+    trained = TrainedModel(directory, config, loaded, model, samples, draw_layers, calibration, report or Silent())
     trained._set_scale(calibration.posterior_scale)
     return trained

@@ -1,0 +1,134 @@
+"""The command line: verbs only, the work is done by the packages they name.
+
+A verb is a dataclass: its fields are the options (tyro reads them) and ``run`` does the job. Exit codes: 0 done, 2 bad
+input with one line on stderr, 1 a real failure. Nothing heavy is imported before a verb runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+
+from tyro.conf import FlagCreatePairsOff
+from tyro.extras import SubcommandApp
+
+from bayeslora import __version__
+from bayeslora.arguments import one_line, with_config
+from bayeslora.cli.ask import Generate, Predict
+from bayeslora.cli.carry import Convert, Export, Merge
+from bayeslora.cli.common import Verb
+from bayeslora.cli.lists import Methods, Models, Tasks
+from bayeslora.cli.runs import Calibrate, Compare, Evaluate, Quickstart, Train
+from bayeslora.errors import InputError
+from bayeslora.train.config import RunConfig, flatten, to_dict
+from bayeslora.train.errors import RunsFailed, TrainingDiverged
+
+DESCRIPTION = """Fine-tuned language models that know what they do not know.
+
+Start here:
+    bayeslora quickstart                                        the whole job in minutes, on any machine
+    bayeslora train --model M --task T --out DIR                one run
+    bayeslora evaluate DIR --task T                             how good it is
+    bayeslora calibrate DIR --error-rate 0.1                    when it should not answer
+    bayeslora predict DIR --question Q --choice A --choice B    ask it
+    bayeslora generate DIR --prompt TEXT                        let it write
+    bayeslora compare --model M --tasks T ... --out DIR         all methods in one table
+    bayeslora export DIR --out DIR2                             its draws as LoRA adapters, to be served by vLLM
+    bayeslora merge DIR --out DIR2                              its mean as an ordinary model
+    bayeslora tasks | methods | models                          what there is
+    bayeslora VERB --help                                       all options of a verb
+    bayeslora --version
+
+A task is a name, or a file of your own questions: JSON lines {"question": ..., "choices": [...], "answer": ...}.
+
+A model is given as the name of a built-in one, a directory in Hugging Face format, or a hub id such as org/model.
+
+Exit codes: 0 done, 1 failure, 2 bad input (one line on stderr says what to do)."""
+
+VERBS: dict[str, type[Verb]] = {
+    "quickstart": Quickstart,
+    "train": Train,
+    "evaluate": Evaluate,
+    "calibrate": Calibrate,
+    "predict": Predict,
+    "generate": Generate,
+    "compare": Compare,
+    "export": Export,
+    "merge": Merge,
+    "tasks": Tasks,
+    "methods": Methods,
+    "models": Models,
+    "convert": Convert,
+}
+
+app = SubcommandApp()
+for _name, _verb in VERBS.items():
+    app.command(_verb, name=_name)  # type: ignore[call-overload]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a path may not fit the terminal's encoding, nor tyro's bullets
+    sys.exit(_run(sys.argv[1:] if arguments is None else arguments))
+
+
+def _run(arguments: Sequence[str]) -> int:
+    if list(arguments) == ["--version"]:
+        print(f"bayeslora {__version__}")
+        return 0
+    try:
+        verb = _parse(with_config(arguments, _settings()) or ["--help"])
+        with _hushed() if getattr(verb, "quiet", False) else contextlib.nullcontext():
+            verb.run()
+    except InputError as error:
+        return _complain(error, 2)
+    except (OSError, ArithmeticError, TrainingDiverged, RunsFailed) as error:
+        return _complain(error, 1)
+    except KeyboardInterrupt:
+        return _complain("interrupted", 130)
+    return 0
+
+
+def _settings() -> list[str]:
+    """Names that a file of settings may hold: everything ``train`` can be told but the file itself."""
+    own = [field.name for field in fields(Train) if field.name not in ("config", "experiment")]
+    return [*flatten(to_dict(RunConfig(model="", task=""))), *own]
+
+
+@contextlib.contextmanager
+def _hushed() -> Iterator[None]:
+    """Inside the block libraries print no warnings."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _complain(error: object, code: int) -> int:
+    print(f"bayeslora: {' '.join(str(error).splitlines())}", file=sys.stderr)
+    return code
+
+
+def _parse(arguments: Sequence[str]) -> Verb:
+    """The verb with its options. tyro explains a mistake in a box, which is made one line here."""
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            verb: Verb = app.cli(
+                prog="bayeslora", description=DESCRIPTION, args=arguments, config=(FlagCreatePairsOff,)
+            )
+    except SystemExit as end:
+        if end.code:
+            verb_help = " ".join(["bayeslora", *(word for word in arguments[:1] if word in VERBS), "--help"])
+            raise InputError(one_line(complaint.getvalue()).replace("bayeslora --help", verb_help)) from None
+        raise
+    return verb

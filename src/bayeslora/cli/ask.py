@@ -1,0 +1,163 @@
+"""Verbs that ask a trained model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tyro.conf import UseAppendAction
+
+from bayeslora.cli.common import OfRun
+from bayeslora.errors import InputError
+from bayeslora.train.errors import RunsFailed
+
+if TYPE_CHECKING:
+    from bayeslora.train.trained import TrainedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict(OfRun):
+    """Probabilities over the choices of a question, and whether the model is sure enough to answer."""
+
+    question: str | None = None
+    """The question."""
+    choice: UseAppendAction[tuple[str, ...]] = ()
+    """A choice; give the option once for each."""
+    passage: str = ""
+    """A text that the question is about."""
+    input: Path | None = None
+    """A file of JSON lines with questions and choices, of any length; answers are JSON lines in the same order."""
+    output: Path | None = None
+    """File for the answers to --input. If interrupted, the same command goes on; without it they are printed."""
+    level: float = 0.9
+    """How often the right choice is to be in the prediction set, once the run is calibrated."""
+    raw: bool = False
+    """Leave out what calibrate found."""
+    force: bool = False
+    """Replace an output that is there."""
+
+    def run(self) -> None:
+        """Answer one question in words, or a file of them in JSON lines."""
+        if (self.question is None) == (self.input is None):
+            raise InputError("give either --question with --choice, or --input FILE")
+        if self.input is None and self.output is not None:
+            raise InputError("--output belongs to --input; give that, or leave it out: a single answer is printed")
+        if self.input is not None and (self.choice or self.passage):
+            raise InputError("--choice and --passage belong to --question; with --input they are in the file")
+        if self.input is not None:
+            self._answer_file(self.input)
+        else:
+            self._answer_one()
+
+    @contextlib.contextmanager
+    def _ready(self) -> Iterator[TrainedModel]:
+        with self.loaded(raw=self.raw) as trained:
+            if trained.calibration.conformal:
+                trained.calibration.require_level(self.level)
+            yield trained
+
+    def _answer_one(self) -> None:
+        from bayeslora.tasks import make_item
+
+        item = make_item(self.question or "", self.choice, self.passage)
+        with self._ready() as trained:
+            answer = trained.answers(trained.predict([item]), self.level)[0]
+        if self.json:
+            print(json.dumps({"id": item.id, **asdict(answer)}, ensure_ascii=False))
+            return
+        for choice, probability in zip(answer.choices, answer.probabilities, strict=True):
+            print(f"{probability:6.1%}  {choice}")
+        sure = "not sure enough to answer" if answer.abstains else f"answer: {answer.answer}"
+        print(f"{sure} (uncertainty {answer.entropy:.2f} nats, of which {answer.epistemic:.2f} from the weights)")
+        if answer.prediction_set is not None:
+            print(f"right with {self.level:.0%} probability: {', '.join(answer.prediction_set) or 'none of them'}")
+
+    def _answer_file(self, source: Path) -> None:
+        from bayeslora.tasks.file import check_file
+        from bayeslora.train.batch import AnswerFile, answer_file
+
+        source = source.expanduser()
+        check_file(source)
+        if self.output is None:
+            with self._ready() as trained:
+                done, failed = _print_answers(answer_file(trained, source, self.level))
+        else:
+            settings = {
+                "input": str(source),
+                "run": str(self.directory),
+                "samples": self.samples,
+                "draw_layers": self.draw_layers,
+                "level": self.level,
+                "raw": self.raw,
+            }
+            with AnswerFile(self.output, settings, force=self.force) as out:
+                with self._ready() as trained:
+                    for answer in answer_file(trained, source, self.level, skip=out.done):
+                        out.write(answer)
+                done, failed = out.done, out.failed
+        if not done:
+            raise InputError(f"{source}: holds no questions; give one JSON object per line")
+        if failed:
+            raise RunsFailed(f"{source}: {failed} of {done} lines could not be answered; their answers say why")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generate(OfRun):
+    """Continue a text with words from the average of the draws, and say how sure the model is of them."""
+
+    prompt: str
+    """The text to continue, or with --chat what the user says."""
+    chat: bool = False
+    """Put the prompt into the model's chat template."""
+    max_new_tokens: int = 128
+    """After which it ends at the latest."""
+    temperature: float = 0.0
+    """0 takes the most probable token each time; more draws one."""
+    top_p: float = 1.0
+    """Draw among the most probable tokens that have this share of the probability."""
+    stop: UseAppendAction[tuple[str, ...]] = ()
+    """A text that ends it; give the option once for each."""
+    seed: int = 0
+    """Seed of the weights and of the tokens."""
+
+    def run(self) -> None:
+        """Write, with the text on stdout."""
+        from bayeslora.predict.generate import Writing
+
+        writing = Writing(
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            stop=self.stop,
+            seed=self.seed,
+        )
+        prompt = [{"role": "user", "content": self.prompt}] if self.chat else self.prompt
+        with self.loaded(raw=False) as trained:
+            (written,) = trained.generate([prompt], writing)
+        if self.json:
+            found = {"log_likelihood": written.log_likelihood, "mutual_information": written.mutual_information}
+            print(json.dumps({**asdict(written), **found}, ensure_ascii=False))
+            return
+        print(written.text)
+        tokens = len(written.token_ids)
+        print(
+            f"\n{tokens} tokens; per token: log-likelihood {written.log_likelihood / tokens:.2f}, uncertainty "
+            f"{sum(written.entropy) / tokens:.2f} nats, of which {written.mutual_information / tokens:.3f} from the weights"
+        )
+
+
+def _print_answers(answers: Iterator[dict[str, Any]]) -> tuple[int, int]:
+    """Print them; how many there were, and how many of them failed."""
+    done = failed = 0
+    for answer in answers:
+        done += 1
+        if "error" in answer:
+            failed += 1
+            print(f"bayeslora: {answer['error']}", file=sys.stderr)
+        print(json.dumps(answer, ensure_ascii=False), flush=True)
+    return done, failed

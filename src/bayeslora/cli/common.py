@@ -1,0 +1,93 @@
+"""What verbs have in common: where they find things, and how they tell what they did."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+import tyro
+from tyro.conf import Positional
+
+from bayeslora.errors import InputError
+from bayeslora.progress import reporter
+
+if TYPE_CHECKING:
+    from bayeslora.train.trained import TrainedModel
+
+
+class Verb(Protocol):
+    """What the command line runs."""
+
+    def run(self) -> None:
+        """Do it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """How a verb tells what it did."""
+
+    quiet: bool = False
+    """Print results and errors only."""
+    json: bool = False
+    """Print the result as JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed(Told):
+    """Where a verb finds things."""
+
+    data_dir: Path | None = None
+    """Local copies of the benchmarks; without it they are read from the hub."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N or mps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfRun(Placed):
+    """What verbs on a trained run have in common."""
+
+    directory: Annotated[Positional[Path], tyro.conf.arg(metavar="DIR")]
+    """Directory of the run."""
+    samples: int | None = None
+    """Weight draws whose probabilities are averaged; the run's own number by default, 0 for the posterior mean."""
+    draw_layers: str | None = None
+    """Layers in which draws differ: all, last:K or a fraction. The others are computed once for all draws, at the mean."""
+
+    @contextlib.contextmanager
+    def loaded(self, *, raw: bool) -> Iterator[TrainedModel]:
+        """The run with its model, and progress on stderr."""
+        from bayeslora.train.trained import load_run
+
+        if self.samples is not None and self.samples < 0:
+            raise InputError(f"samples is {self.samples}; give 0 for the posterior mean, or more")
+        with reporter(quiet=self.quiet) as report:
+            yield load_run(
+                self.directory,
+                device=self.device,
+                samples=self.samples,
+                draw_layers=self.draw_layers,
+                raw=raw,
+                report=report,
+            )
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], line: str, *, as_json: bool) -> None:
+    """One line for each, its name padded to the width of the longest."""
+    if as_json:
+        print(json.dumps(rows))
+        return
+    width = max(len(row["name"]) for row in rows)
+    for row in rows:
+        print(line.format(width=width, **row))
+
+
+def print_metrics(metrics: Mapping[str, float], intervals: Mapping[str, Mapping[str, float]]) -> None:
+    """One line for each metric, with its 95 % interval where there is one."""
+    for name, value in metrics.items():
+        bounds = intervals.get(name)
+        interval = f"  [{bounds['low']:.4f}, {bounds['high']:.4f}]" if bounds else ""
+        print(f"{name:17}  {value:.4f}{interval}")

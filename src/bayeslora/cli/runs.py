@@ -1,0 +1,176 @@
+"""Verbs that train and evaluate."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from tyro.conf import OmitArgPrefixes
+
+from bayeslora.cli.common import OfRun, Placed, Told, print_metrics
+from bayeslora.errors import InputError
+from bayeslora.progress import reporter
+from bayeslora.studies.comparison import Comparison
+from bayeslora.train.config import RunConfig
+from bayeslora.train.errors import RunsFailed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Placed):
+    """Train one method on one task and report it. The same command goes on with an interrupted run."""
+
+    experiment: OmitArgPrefixes[RunConfig]
+    out: Path
+    """Directory of the run: settings, adapter, predictions, result. One that holds another run is refused."""
+    config: Path | None = None
+    """Settings from a JSON file, such as the config.json of another run; options given as well win."""
+    report_to: tuple[str, ...] = ()
+    """Trackers to tell every step: tensorboard, wandb, mlflow, ..."""
+    checkpoint_seconds: float = 60.0
+    """The most work that is lost if the run is killed."""
+    force: bool = False
+    """Replace another run in the directory."""
+
+    def run(self) -> None:
+        """Train, with progress on stderr and the metrics on stdout."""
+        from bayeslora.train.run import Place, train
+
+        with reporter(quiet=self.quiet) as report:
+            place = Place(
+                data_dir=self.data_dir,
+                device=self.device,
+                report_to=self.report_to,
+                report=report,
+                checkpoint_seconds=self.checkpoint_seconds,
+            )
+            result = train(self.experiment, self.out, place, force=self.force)
+        if self.json:
+            print(json.dumps(result))
+        else:
+            print_metrics(result["metrics"], result["intervals"])
+            print(f"adapter, predictions and result: {self.out}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(OfRun):
+    """Metrics of a trained run on any task, the one it was trained on or another."""
+
+    task: str | None = None
+    """A task, or the path of your own questions with answers; by default the run's own task."""
+    split: Literal["train", "validation", "test"] = "test"
+    """Part of the task."""
+    raw: bool = False
+    """Leave out what calibrate found."""
+    out: Path | None = None
+    """Directory to write result.json and predictions.jsonl.gz into; nothing is written without it."""
+    force: bool = False
+    """Replace an evaluation that is there."""
+
+    def run(self) -> None:
+        """Evaluate, with the metrics on stdout."""
+        from bayeslora.train.evaluation import evaluate, require_free
+
+        if self.out is not None:
+            require_free(self.out, force=self.force)
+        with self.loaded(raw=self.raw) as trained:
+            result = evaluate(trained, self.task, self.split, self.data_dir, self.out)
+        if self.json:
+            print(json.dumps(result))
+        else:
+            print_metrics(result["metrics"], result["intervals"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibrate(OfRun):
+    """Choose temperature, posterior scale and decision threshold on held-out data, and keep them with the adapter."""
+
+    task: str | None = None
+    """A task, or the path of your own questions with answers; by default the run's own task."""
+    split: Literal["train", "validation", "test"] = "validation"
+    """Part of the task; figures on it are flattering afterwards."""
+    error_rate: float | None = None
+    """Answer only if at most this share of the answers is wrong."""
+    coverage: float | None = None
+    """Answer this share of the questions, the surest ones."""
+    tolerance: float | None = None
+    """Let draws differ in as few upper layers as costs at most this much NLL: the fewer, the faster (see --draw-layers)."""
+    force: bool = False
+    """Replace an earlier calibration."""
+
+    def run(self) -> None:
+        """Calibrate, with what was chosen on stdout."""
+        from bayeslora.train.directory import RunDirectory
+
+        kept = RunDirectory(self.directory).calibration
+        if kept.exists() and not self.force:
+            raise InputError(f"{kept}: the run is calibrated already; use --force to do it again")
+        with self.loaded(raw=True) as trained:
+            found = trained.calibrate(
+                self.task,
+                self.split,
+                self.data_dir,
+                error_rate=self.error_rate,
+                coverage=self.coverage,
+                tolerance=self.tolerance,
+            )
+        if self.json:
+            print(json.dumps(asdict(found)))
+            return
+        layers = "" if found.draw_layers == "all" else f", draws in layers {found.draw_layers}"
+        print(f"posterior scale {found.posterior_scale:g}, temperature {found.temperature:.3f}{layers}")
+        if found.threshold is not None:
+            print(f"answers from confidence {found.threshold:.3f} on, for {found.target}")
+        for name in found.before:
+            print(f"{name:4}  {found.before[name]:.4f} -> {found.after[name]:.4f}  ({found.task}, {found.split})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(Placed):
+    """Many methods on many tasks under one protocol: one table. The same command makes only the runs that are missing."""
+
+    study: OmitArgPrefixes[Comparison]
+    out: Path
+    """Directory for the runs, the tables (Markdown, LaTeX, JSON) and the figures."""
+    workers: int = 1
+    """Runs side by side, each in a process of its own."""
+
+    def run(self) -> None:
+        """Run what is missing, with the table on stdout."""
+        from bayeslora.studies.compare import compare
+
+        with reporter(quiet=self.quiet) as report:
+            compared = compare(
+                self.study,
+                self.out,
+                data_dir=self.data_dir,
+                device=self.device,
+                workers=self.workers,
+                report=report,
+            )
+        print((self.out / "table.json").read_text(encoding="utf-8") if self.json else compared.text)
+        if compared.failures:
+            raise RunsFailed(f"{len(compared.failures)} runs failed, the table has gaps; see {self.out / 'table.md'}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quickstart(Told):
+    """The whole job on this machine: LoRA and Bayesian-LoRA side by side on SmolLM2, table, figure, adapters."""
+
+    out: Path = Path("bayeslora-quickstart")
+    """Directory for the runs and the figure; an interrupted quickstart goes on."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N or mps."""
+    seed: int = 0
+    """Seed of everything random."""
+    force: bool = False
+    """Do it again from the start."""
+
+    def run(self) -> None:
+        """Run both, print the table and what to do next."""
+        from bayeslora.studies.quickstart import quickstart
+
+        with reporter(quiet=self.quiet) as report:
+            study = quickstart(self.out, device=self.device, seed=self.seed, force=self.force, report=report)
+        print(json.dumps(study.results) if self.json else study.text)

@@ -1,0 +1,258 @@
+"""Text from the average of the draws, against a plain loop without cache, hooks or batches."""
+
+import math
+
+import pytest
+import torch
+from peft import get_peft_model
+from transformers import LlamaConfig, LlamaForCausalLM, TextIteratorStreamer
+
+from adapter.cases import MODELS, adapted, config, foreign_model, generator
+from bayeslora import find_holder
+from bayeslora.adapter.foreign import FOREIGN
+from bayeslora.errors import InputError
+from bayeslora.predict.generate import Generation, Writing, generate, generate_apart
+from bayeslora.predict.mc import posterior_predictive
+from train.tiny import make_tokenizer
+
+TOKENIZER = make_tokenizer()
+PROMPTS = ["the urn holds", "red", "a ball is drawn from the bag and"]
+SHORT = Writing(max_new_tokens=5)
+
+
+def writer(**settings):
+    """A tiny Llama that knows the tokenizer, with an adapter whose draws differ."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        base = LlamaForCausalLM(
+            LlamaConfig(
+                hidden_size=32,
+                intermediate_size=48,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                vocab_size=300,
+                initializer_range=0.2,
+            )
+        )
+    base.generation_config.eos_token_id = TOKENIZER.eos_token_id
+    return get_peft_model(base.eval(), config(**settings)).eval()
+
+
+@torch.no_grad()
+def by_hand(model, ids, *, samples, seed, steps, layers="all", pick=None):
+    """Tokens with probability and entropies: every draw alone, the whole text anew at every step."""
+    holder = find_holder(model)
+    rows = []
+    with holder.restoring():
+        holder.draw(samples, generator(seed), layers=layers)
+        model(torch.tensor([ids] * samples))  # settles which layers draw
+        held = holder._mode.held["default"]
+        for _ in range(steps):
+            draws = []
+            for k in range(samples):
+                holder._mode.held["default"] = held.pick(k, 1)
+                draws.append(model(torch.tensor([ids])).logits[0, -1].double().softmax(-1))
+            draws = torch.stack(draws)
+            mean = draws.mean(0)
+            token = int(mean.argmax()) if pick is None else pick(mean)
+            aleatoric = -(draws * draws.log()).sum(-1).mean()
+            rows.append((token, float(mean[token]), float(-(mean * mean.log()).sum()), float(aleatoric)))
+            ids = [*ids, token]
+    return rows
+
+
+def assert_matches(got: Generation, rows):
+    tokens, probabilities, entropy, aleatoric = (list(column) for column in zip(*rows, strict=True))
+    assert list(got.token_ids) == tokens
+    assert got.probabilities == pytest.approx(probabilities, rel=1e-4)
+    assert got.entropy == pytest.approx(entropy, abs=1e-4)
+    assert got.aleatoric == pytest.approx(aleatoric, abs=1e-4)
+    assert got.epistemic == pytest.approx([a - b for a, b in zip(entropy, aleatoric, strict=True)], abs=2e-4)
+    assert got.log_likelihood == pytest.approx(sum(map(math.log, probabilities)), abs=1e-3)
+    assert got.mutual_information == pytest.approx(sum(got.epistemic))
+
+
+@pytest.mark.parametrize("layers", ["all", "last:1"])
+@pytest.mark.parametrize("samples", [1, 3])
+def test_the_most_probable_tokens_of_the_average(samples, layers):
+    model = writer()
+    for prompt in PROMPTS:
+        (got,) = generate(model, TOKENIZER, [prompt], SHORT, samples=samples, layers=layers)
+        ids = TOKENIZER(prompt).input_ids
+        assert_matches(got, by_hand(model, ids, samples=samples, seed=0, steps=len(got.token_ids), layers=layers))
+        assert got.text == TOKENIZER.decode(got.token_ids, skip_special_tokens=True)
+        assert samples == 1 or max(got.epistemic) > 1e-3
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+def test_every_architecture(architecture):
+    """With its own cache, on token ids."""
+    model = adapted(architecture)
+    ids = torch.tensor([[5, 9, 33, 2]])
+    with posterior_predictive(model, samples=3, seed=1):
+        written = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False)
+    rows = by_hand(model, ids[0].tolist(), samples=3, seed=1, steps=4)
+    assert written[0, 4:].tolist() == [row[0] for row in rows][: written.shape[1] - 4]
+
+
+def test_a_batch_of_prompts_equals_each_alone():
+    model = writer()
+    together = generate(model, TOKENIZER, PROMPTS, SHORT, samples=3)
+    for prompt, got in zip(PROMPTS, together, strict=True):
+        (alone,) = generate(model, TOKENIZER, [prompt], SHORT, samples=3)
+        assert got.token_ids == alone.token_ids
+        assert got.probabilities == pytest.approx(alone.probabilities, rel=1e-3)
+        assert got.epistemic == pytest.approx(alone.epistemic, abs=1e-3)
+
+
+@pytest.mark.parametrize("writing", [SHORT, Writing(max_new_tokens=8, temperature=0.8, top_p=0.9, seed=3)])
+def test_one_draw_is_plain_generation(writing):
+    """To the token, greedy and sampled: the model with that draw and transformers' own generate."""
+    model = writer()
+    (got,) = generate(model, TOKENIZER, PROMPTS[:1], writing, samples=1)
+    given = TOKENIZER(PROMPTS[:1], return_tensors="pt")
+    with model.draws(1, generator(writing.seed)), torch.random.fork_rng():
+        torch.manual_seed(writing.seed)
+        plain = model.generate(
+            input_ids=given["input_ids"], attention_mask=given["attention_mask"], **writing.arguments(TOKENIZER)
+        )
+    assert list(got.token_ids) == plain[0, given["input_ids"].shape[1] :].tolist()
+
+
+def test_equal_draws_are_one_draw():
+    model = writer()
+    model.posterior_scale = 0.0
+    one = generate(model, TOKENIZER, PROMPTS, SHORT, samples=1)
+    for got, want in zip(generate(model, TOKENIZER, PROMPTS, SHORT, samples=4), one, strict=True):
+        assert got.token_ids == want.token_ids and max(got.epistemic) < 1e-5
+        assert got.probabilities == pytest.approx(want.probabilities, rel=1e-4)
+
+
+def test_no_draws_mean_the_posterior_mean():
+    model = writer()
+    (got,) = generate(model, TOKENIZER, PROMPTS[:1], SHORT, samples=0)
+    given = TOKENIZER(PROMPTS[:1], return_tensors="pt")
+    plain = model.generate(**{k: given[k] for k in ("input_ids", "attention_mask")}, **SHORT.arguments(TOKENIZER))
+    assert list(got.token_ids) == plain[0, given["input_ids"].shape[1] :].tolist() and max(got.epistemic) == 0.0
+
+
+def test_sampled_tokens_come_from_the_average():
+    """Frequencies of the first token over many prompts at once, against the averaged distribution."""
+    model = writer()
+    ids = TOKENIZER("red").input_ids
+    seen = []
+    by_hand(model, ids, samples=3, seed=7, steps=1, pick=lambda mean: seen.append(mean) or 0)
+    (mean,) = seen
+    count = 2000
+    written = generate(model, TOKENIZER, ["red"] * count, Writing(max_new_tokens=1, temperature=1.0, seed=7), samples=3)
+    tokens = torch.bincount(torch.tensor([got.token_ids[0] for got in written]), minlength=len(mean))
+    bins = mean * count > 5
+    chi_square = float(((tokens[bins] - mean[bins] * count) ** 2 / (mean[bins] * count)).sum())
+    assert chi_square < int(bins.sum()) + 4 * math.sqrt(2 * int(bins.sum()))
+
+
+def test_seeds_and_top_k():
+    model = writer()
+    bold = [generate(model, TOKENIZER, PROMPTS, Writing(max_new_tokens=12, temperature=1.5, seed=s)) for s in (1, 1, 2)]
+    assert bold[0] == bold[1] != bold[2]
+    timid = generate(model, TOKENIZER, PROMPTS, Writing(max_new_tokens=5, temperature=1.5, top_k=1))
+    assert [got.token_ids for got in timid] == [got.token_ids for got in generate(model, TOKENIZER, PROMPTS, SHORT)]
+
+
+def test_stop_texts_end_single_rows():
+    model = writer()
+    whole = generate(model, TOKENIZER, PROMPTS, Writing(max_new_tokens=12))
+    stop = TOKENIZER.decode(whole[0].token_ids[3:5])
+    cut = generate(model, TOKENIZER, PROMPTS, Writing(max_new_tokens=12, stop=(stop,)))
+    assert cut[0].text == whole[0].text[: whole[0].text.index(stop)]
+    length = len(cut[0].token_ids)
+    assert length <= 5 and cut[0].token_ids == whole[0].token_ids[:length]
+    assert cut[0].probabilities == pytest.approx(whole[0].probabilities[:length], rel=1e-4)
+    for got, want in zip(cut[1:], whole[1:], strict=True):
+        if stop not in want.text:
+            assert got.token_ids == want.token_ids and len(got.entropy) == len(got.token_ids)
+
+
+def test_the_end_token_ends_a_row_and_belongs_to_it():
+    model = writer()
+    (whole,) = generate(model, TOKENIZER, PROMPTS[:1], Writing(max_new_tokens=6))
+    model.generation_config.eos_token_id = [whole.token_ids[2], 299]
+    first = whole.token_ids.index(whole.token_ids[2])
+    got = generate(model, TOKENIZER, PROMPTS, Writing(max_new_tokens=6))[0]
+    assert got.token_ids == whole.token_ids[: first + 1] and len(got.probabilities) == first + 1
+
+
+def test_a_stream_and_a_chat():
+    model = writer()
+    messages = [{"role": "user", "content": "red or blue"}]
+    with pytest.raises(InputError, match="no chat template; give the prompt as plain text"):
+        generate(model, TOKENIZER, [messages], SHORT)
+    chatty = make_tokenizer()
+    chatty.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}"
+        "{% if add_generation_prompt %}answer:{% endif %}"
+    )
+    (chat,) = generate(model, chatty, [messages], SHORT, samples=2)
+    streamer = TextIteratorStreamer(chatty, skip_prompt=True, timeout=30)
+    (plain,) = generate(model, chatty, ["user: red or blue answer:"], SHORT, samples=2, streamer=streamer)
+    assert plain.token_ids == chat.token_ids
+    assert "".join(streamer) == chatty.decode(plain.token_ids)
+
+
+def test_every_draw_writes_its_own():
+    model = writer()
+    texts = generate_apart(model, TOKENIZER, PROMPTS[0], SHORT, samples=3)
+    holder = find_holder(model)
+    draws = holder.posterior("default").draw(3, generator(0))
+    for k, text in enumerate(texts):
+        with holder.restoring():
+            holder.use({"default": draws.pick(k).detach()})
+            given = TOKENIZER(PROMPTS[:1], return_tensors="pt")
+            plain = model.generate(
+                **{n: given[n] for n in ("input_ids", "attention_mask")}, **SHORT.arguments(TOKENIZER)
+            )
+        assert text == TOKENIZER.decode(plain[0, given["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert len(set(texts)) > 1
+
+
+def test_nothing_is_left_behind(monkeypatch):
+    model = writer().train()
+    hooks = [len(module._forward_hooks) for module in model.modules()]
+    before = find_holder(model)._mode
+    monkeypatch.setattr(model.base_model.model, "generate", lambda **given: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        generate(model, TOKENIZER, PROMPTS, SHORT)
+    assert model.training and find_holder(model)._mode is before
+    assert [len(module._forward_hooks) for module in model.modules()] == hooks
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens is 0; give at least 1"),
+        ({"temperature": -1.0}, "temperature is -1.0; give 0 for the most probable token, or more"),
+        ({"temperature": math.nan}, "temperature is nan"),
+        ({"top_p": 0.0}, "top_p is 0.0; give a share above 0, up to 1"),
+        ({"top_k": -1}, "top_k is -1; give 0 for all tokens, or more"),
+        ({"stop": ("a", "")}, "stop holds an empty text"),
+    ],
+)
+def test_writing_that_cannot_be(settings, message):
+    with pytest.raises(InputError) as error:
+        Writing(**settings)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("prompts, message", [([], "there are no prompts"), (["a", ""], "prompt 2 is empty")])
+def test_prompts_that_cannot_be(prompts, message):
+    with pytest.raises(InputError, match=message):
+        generate(writer(), TOKENIZER, prompts, SHORT)
+
+
+def test_adapters_of_pefts_own_write_with_one_draw_at_most():
+    model = foreign_model(FOREIGN["pvera"])
+    with posterior_predictive(model, samples=1), torch.no_grad():
+        model(torch.tensor([[1, 2, 3]]))
+    with pytest.raises(InputError, match="cannot average their draws"), posterior_predictive(model, samples=2):
+        pass

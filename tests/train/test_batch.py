@@ -1,0 +1,128 @@
+"""Files of questions: in order, some at a time, with bad lines among them, interrupted and gone on with."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bayeslora.train import batch, load_run, train
+from bayeslora.train.trained import TrainedModel
+from tasks.cases import write_lines
+from train.tiny import bayeslora, question, run_config
+
+BAD = {
+    "no json": "is not valid JSON",
+    "[]": "is a JSON list",
+    '{"question": "x?"}': "no choices",
+    '{"question": "x?", "choices": "ab"}': "choices",
+    '{"question": "x?", "choices": ["a", ""]}': "empty choice",
+    '{"question": "x?", "choices": ["a", " a"]}': "two choices are equal: 'a'; give each once",
+    '{"question": "x?", "choices": ["a"]}': "fewer than 2 choices",
+    json.dumps({"question": "x?", "choices": [f"c{k}" for k in range(1000)]}): "more than 26 choices need 'labels'",
+    json.dumps({"question": "long " * 2000, "choices": ["a", "b"]}): "tokens",
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("batch") / "run"
+    train(run_config(), directory)
+    return directory
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_lines_are_answered_in_their_order(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [question(1), question(2, answer=None), {"question": "Wer?", "choices": ["ich", "dü", "er", "sie"]}]
+    file = write_lines(tmp_path / "questions.jsonl", rows)
+    assert bayeslora("predict", trained, "--input", file) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["line"] for line in lines] == [1, 2, 3]
+    assert [line["id"] for line in lines[:2]] == ["q1", "q2"] and lines[2]["id"]
+    assert [line["choices"] for line in lines] == [row["choices"] for row in rows]
+    alone = load_run(trained).ask(rows[2]["question"], rows[2]["choices"])
+    assert lines[2]["probabilities"] == pytest.approx(alone.probabilities)  # whatever stands beside it
+    packed = tmp_path / "packed.jsonl.gz"
+    packed.write_bytes(gzip.compress(file.read_bytes()))
+    assert bayeslora("predict", trained, "--input", packed, "--output", tmp_path / "out.jsonl") == 0
+    assert lines_of(tmp_path / "out.jsonl") == lines
+
+
+def test_bad_lines_cost_no_other(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_lines(tmp_path / "questions.jsonl", [question(1), *BAD, question(2)])
+    assert bayeslora("predict", trained, "--input", file, "--output", tmp_path / "out.jsonl") == 1
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last == f"bayeslora: {file}: {len(BAD)} of {len(BAD) + 2} lines could not be answered; their answers say why"
+    lines = lines_of(tmp_path / "out.jsonl")
+    assert [line["line"] for line in lines] == list(range(1, len(BAD) + 3))
+    assert "answer" in lines[0] and "answer" in lines[-1]
+    for line, reason in zip(lines[1:-1], BAD.values(), strict=True):
+        assert line["error"].startswith(f"{file}, line {line['line']}: ") and reason in line["error"]
+
+
+def test_many_choices_with_labels_are_one_question(trained: Path, tmp_path: Path) -> None:
+    many = {"question": "x?", "choices": [f"c{k}" for k in range(40)], "labels": [f"L{k}" for k in range(40)]}
+    file = write_lines(tmp_path / "questions.jsonl", [many])
+    assert bayeslora("predict", trained, "--input", file, "--output", tmp_path / "out.jsonl", "--quiet") in (0, 1)
+    (line,) = lines_of(tmp_path / "out.jsonl")
+    assert sum(line["probabilities"]) == pytest.approx(1) if "error" not in line else "tokens" in line["error"]
+
+
+def test_few_lines_are_in_memory_at_a_time(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_lines(tmp_path / "questions.jsonl", [question(k) for k in range(7)])
+    asked: list[int] = []
+    predict = TrainedModel.predict
+    monkeypatch.setattr(batch, "CHUNK", 3)
+    monkeypatch.setattr(TrainedModel, "predict", lambda self, items: asked.append(len(items)) or predict(self, items))
+    answers = batch.answer_file(load_run(trained), file, 0.9)
+    next(answers)
+    assert asked == [3]
+    assert len(list(answers)) == 6 and asked == [3, 3, 1]
+
+
+def test_it_goes_on_where_it_was_interrupted(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_lines(tmp_path / "questions.jsonl", [question(1), "no json", *(question(k) for k in range(2, 8))])
+    words = ("predict", trained, "--input", file, "--quiet", "--output")
+    monkeypatch.setattr(batch, "CHUNK", 2)
+    assert bayeslora(*words, tmp_path / "whole.jsonl") == 1
+    predict, asked = TrainedModel.predict, []
+
+    def dying(self: TrainedModel, items: Any) -> Any:
+        asked.append(len(items))
+        if len(asked) == 3:
+            raise OSError("power failure")
+        return predict(self, items)
+
+    monkeypatch.setattr(TrainedModel, "predict", dying)
+    out = tmp_path / "out.jsonl"
+    assert bayeslora(*words, out) == 1 and not out.exists()
+    partial = tmp_path / "out.jsonl.partial"
+    assert len(lines_of(partial)) == 4
+    with partial.open("a") as torn:
+        torn.write('{"line": 5, "id": "q')
+    assert bayeslora(*words, out, "--samples", "1") == 2
+    assert "holds answers that were made otherwise; remove it, or use --force" in capsys.readouterr().err
+    asked.extend([0, 0, 0])
+    assert bayeslora(*words, out) == 1  # a line failed, in the first part
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert sorted(path.name for path in tmp_path.glob("out*")) == ["out.jsonl"]
+    assert bayeslora(*words, out) == 2 and "is there already" in capsys.readouterr().err
+    assert bayeslora(*words, out, "--force") == 1
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_a_file_without_questions(
+    content: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "questions.jsonl"
+    file.write_text(content)
+    assert bayeslora("predict", trained, "--input", file) == 2
+    assert "holds no questions" in capsys.readouterr().err
