@@ -19,7 +19,7 @@ def urn_of(item: Item) -> dict[str, int]:
     """Reads the urn back from the words."""
     match = re.fullmatch(r"\w+ in the \w+: (.+?)\. .+:", item.prompt.text)
     assert match, item.prompt.text
-    return dict(Counter(match[1].split(", ")))
+    return dict(Counter(match[1].split()))
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -36,7 +36,7 @@ def test_the_words_give_the_probabilities(split: Any) -> None:
 
 def test_sizes_and_variety() -> None:
     task = load_task("urns")
-    assert [len(task.load(split)) for split in SPLITS] == [96, 64, 200]
+    assert [len(task.load(split)) for split in SPLITS] == [128, 64, 200]
     items = task.train + task.validation + task.test
     assert {len(item.options) for item in items} == {2, 3, 4}
     words = {" ".join(re.findall(r"[A-Za-z]+", re.sub(r": .+?\.", "", item.prompt.text))) for item in items}
@@ -46,17 +46,19 @@ def test_sizes_and_variety() -> None:
 
 
 def test_the_first_items_are_pinned() -> None:
-    item = load_task("urns").test[0]
-    assert item == Item(
-        "test-0",
-        Prompt("Stones in the basket: brown, blue, yellow. One is drawn at random:"),
-        (" blue", " yellow", " brown"),
-        ("blue", "yellow", "brown"),
+    assert load_task("urns").test[3] == Item(
+        "test-3",
+        Prompt("Beads in the basket: pink pink yellow pink pink pink pink. One is drawn blindly:"),
+        (" pink", " yellow"),
+        ("pink", "yellow"),
         0,
-        (1 / 3, 1 / 3, 1 / 3),
+        (6 / 7, 1 / 7),
     )
-    other = load_task("urns").test[3].prompt.text
-    assert other == "Marbles in the bag: blue, blue, blue, green, blue, blue, blue, blue, blue. One is drawn blindly:"
+    first = load_task("urns").test[0].prompt.text
+    assert first == (
+        "Beads in the jar: yellow red red red red yellow yellow red red red yellow red yellow yellow yellow yellow. "
+        "One is drawn blindly:"
+    )
 
 
 def test_same_seed_same_items_and_more_items_only_add() -> None:

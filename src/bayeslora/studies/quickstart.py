@@ -21,7 +21,7 @@ from bayeslora.train.directory import RunDirectory
 from bayeslora.train.run import Place, train
 
 METHODS = ("lora", "bayesian-lora")
-EPOCHS, LEARNING_RATE = 10, 2e-3
+EPOCHS = 12
 COLUMNS = {"acc": "ACC", "nll": "NLL", "ece": "ECE", "distance_to_truth": "distance to truth"}
 
 
@@ -35,10 +35,9 @@ class Quickstart:
 
 
 def quickstart_config(method: str, seed: int) -> RunConfig:
-    """The run of one method; everything but the method is the same for both.
+    """The run of one method, at its own learning rate; all else is the same for both.
 
-    Many passes over few questions, at a rate that is high for LoRA and with no early stopping: how people come by models
-    that are sure and wrong.
+    Many passes over few questions without early stopping: how people come by models that are sure and wrong.
     """
     return RunConfig(
         model="smollm2",
@@ -49,7 +48,6 @@ def quickstart_config(method: str, seed: int) -> RunConfig:
         training=TrainingConfig(
             epochs=EPOCHS,
             batch_size=8,
-            learning_rate=LEARNING_RATE,
             patience=0,
             eval_every=EPOCHS,
             cache_trunk=True,
@@ -97,7 +95,7 @@ def _describe(results: Mapping[str, Mapping[str, Any]], out: Path, figure: Path)
     run = out / "bayesian-lora"
     return f"""
 SmolLM2-135M, {questions} urns that neither method has seen (the least NLL that can be expected of anybody is {truth:.3f}).
-Both learned the same urns, {EPOCHS} times over at learning rate {LEARNING_RATE:g} and without early stopping:
+Both learned the same urns, {EPOCHS} times over, each at its own learning rate and without early stopping:
 
 {metrics_table(results)}
 
@@ -105,6 +103,6 @@ figure    {figure}
 adapters  {", ".join(str(out / method / "adapter") for method in results)}
 
 Next:
-  bayeslora predict {run} --question "Balls in the bag: red, blue, blue, blue. One is drawn:" --choice red --choice blue
+  bayeslora predict {run} --question "Balls in the bag: red blue blue blue. One is drawn:" --choice red --choice blue
   bayeslora calibrate {run} --coverage 0.5     let it keep quiet when it is not sure
   bayeslora train --model smollm2 --task your-questions.jsonl --layers last:8 --cache-trunk --out my-run"""

@@ -1,6 +1,6 @@
 """The embedded task ``urns``: draws from described urns, whose answer probabilities are known.
 
-    Beads in the jar: red, blue, blue, green, red, blue. Picked at random:
+    Beads in the jar: red blue blue green red blue. Picked at random:
 
 Everything is listed one by one, because small models count badly and compare well. The options are the colours, the
 probabilities their shares, and the gold answer is drawn from them. So nobody can know
@@ -25,7 +25,10 @@ from bayeslora.tasks.rows import digest
 
 NAME = "urns"
 DESCRIPTION = "draws from described urns: made from a seed, with known answer probabilities"
-SIZES: Mapping[SplitName, int] = {"train": 96, "validation": 64, "test": 200}
+SIZES: Mapping[SplitName, int] = {"train": 128, "validation": 64, "test": 200}
+EDITION = 2
+"""Counted up when urns or their words change, so that no test urn is one that an earlier choice was made on."""
+
 MAX_SIZE = 5_000
 """Below the number of urns of a split, about 7,000, so that it never runs out of new ones."""
 
@@ -49,7 +52,7 @@ def urns_task(seed: int = 0, sizes: Mapping[SplitName, int] = SIZES) -> Task:
 
 def make_urns(split: SplitName, size: int, seed: int = 0) -> tuple[Item, ...]:
     """That many different urns of a split. A larger size only adds items at the end."""
-    rng = random.Random(f"{NAME} {seed} {split}")
+    rng = random.Random(f"{NAME} {EDITION} {seed} {split}")
     items: list[Item] = []
     seen: set[str] = set()
     while len(items) < size:
@@ -97,7 +100,7 @@ def _ask(name: str, urn: Mapping[str, int], rng: random.Random) -> Item:
     """An urn in words, its options in an order of their own, and an answer drawn from it."""
     content = [colour for colour, count in urn.items() for _ in range(count)]
     rng.shuffle(content)
-    text = f"{rng.choice(OBJECTS)} in the {rng.choice(CONTAINERS)}: {', '.join(content)}. {rng.choice(DRAWS)}"
+    text = f"{rng.choice(OBJECTS)} in the {rng.choice(CONTAINERS)}: {' '.join(content)}. {rng.choice(DRAWS)}"
     colours = tuple(rng.sample(list(urn), len(urn)))
     total = sum(urn.values())
     gold = rng.choices(range(len(colours)), weights=[urn[colour] for colour in colours])[0]
