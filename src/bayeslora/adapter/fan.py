@@ -64,6 +64,7 @@ class Fan:
         if position is None:
             return None
         if position == 0:
+            self._repeated.clear()
             self._rows = next(value.shape[0] for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         given = tuple(map(self._repeat, args)), {name: self._repeat(value) for name, value in kwargs.items()}
         if position == len(self.modules) - 1:

@@ -23,6 +23,7 @@ from bayeslora.cli.ask import Generate, Predict
 from bayeslora.cli.carry import Convert, Export, Merge
 from bayeslora.cli.common import Verb
 from bayeslora.cli.lists import Methods, Models, Tasks
+from bayeslora.cli.measure import Bench
 from bayeslora.cli.runs import Calibrate, Compare, Evaluate, Quickstart, Train
 from bayeslora.errors import InputError
 from bayeslora.train.config import RunConfig, flatten, to_dict
@@ -38,6 +39,7 @@ Start here:
     bayeslora predict DIR --question Q --choice A --choice B    ask it
     bayeslora generate DIR --prompt TEXT                        let it write
     bayeslora compare --model M --tasks T ... --out DIR         all methods in one table
+    bayeslora bench train predict memory                        time and memory against PEFT's LoRA
     bayeslora export DIR --out DIR2                             its draws as LoRA adapters, to be served by vLLM
     bayeslora merge DIR --out DIR2                              its mean as an ordinary model
     bayeslora tasks | methods | models                          what there is
@@ -58,6 +60,7 @@ VERBS: dict[str, type[Verb]] = {
     "predict": Predict,
     "generate": Generate,
     "compare": Compare,
+    "bench": Bench,
     "export": Export,
     "merge": Merge,
     "tasks": Tasks,

@@ -1,0 +1,72 @@
+"""What is measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bayeslora.bench.shapes import SHAPES
+from bayeslora.depth import check_depth
+from bayeslora.errors import InputError, did_you_mean
+
+LORA = "peft lora"
+"""What everything is held against: LoRA as PEFT has it, with the same rank, targets, tokens and precision."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig:
+    """What is measured, on which shapes."""
+
+    model: str = "tiny"
+    """Shape with random weights: tiny, smollm2, llama2-7b, qwen2.5-14b or qwen3-30b-a3b."""
+    depth: int | None = None
+    """Number of layers, if not the shape's own."""
+    batches: tuple[str, ...] = ("8x128",)
+    """Rows times tokens, such as 16x256 8x128."""
+    methods: tuple[str, ...] = ("bayesian-lora",)
+    """Methods to hold against PEFT's LoRA; those that are trained."""
+    rank: int = 8
+    """Rank of the update."""
+    targets: tuple[str, ...] = ("q_proj", "k_proj", "lm_head")
+    """Modules to adapt, by name, or all-linear for all of them and the head."""
+    inducing: int | None = None
+    """Inducing rows and columns of Bayesian-LoRA; the rank by default."""
+    samples: tuple[int, ...] = (1, 2, 4)
+    """Numbers of draws in prediction."""
+    draw_layers: tuple[str, ...] = ("all",)
+    """Layers in which draws differ, for prediction: all, last:K or fractions."""
+    new_tokens: int = 32
+    """Tokens to write, where decoding is timed."""
+    gradient_checkpointing: bool = False
+    """Compute activations twice in training, for both."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the frozen model; auto is bfloat16 on CUDA and float32 elsewhere."""
+    repeats: int = 20
+    """Rounds that count; everything is timed once in each."""
+    warmup: int = 3
+    """Rounds before them."""
+
+    def __post_init__(self) -> None:
+        if self.model not in SHAPES:
+            raise InputError(
+                f"model is {self.model!r}; choose one of {', '.join(SHAPES)}{did_you_mean(self.model, SHAPES)}"
+            )
+        for name in ("rank", "repeats", "new_tokens"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}; give at least 1")
+        if self.warmup < 0:
+            raise InputError(f"warmup is {self.warmup}; give 0 or more")
+        if any(count < 1 for count in self.samples) or not self.samples:
+            raise InputError(f"samples is {self.samples}; give numbers of at least 1")
+        for layers in self.draw_layers:
+            check_depth(layers, "draw_layers")
+        for batch in self.batches:
+            parse_batch(batch)
+
+
+def parse_batch(text: str) -> tuple[int, int]:
+    """Rows and tokens of ``16x256``."""
+    rows, _, tokens = text.partition("x")
+    if not (rows.isdecimal() and tokens.isdecimal() and int(rows) > 0 and int(tokens) > 1):
+        raise InputError(f"batches has {text!r}; give rows times tokens, such as 16x256")
+    return int(rows), int(tokens)

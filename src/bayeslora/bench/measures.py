@@ -1,0 +1,253 @@
+"""The measurements: a training step, a prediction, a token, a draw, and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayeslora.adapter import find_holder
+from bayeslora.bench.config import LORA, BenchConfig, parse_batch
+from bayeslora.bench.subjects import Subjects, trainable
+from bayeslora.bench.timing import Timing, time_in_turns
+from bayeslora.predict.mc import posterior_predictive
+from bayeslora.progress import Reporter
+
+KL_WEIGHT = 1e-6
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: what was measured for whom, and how that compares with PEFT's LoRA.
+
+    Attributes:
+        what: ``train 8x128``, ``predict 8x128``, ...
+        who: the method.
+        figures: numbers by name; times in seconds, sizes in bytes.
+        ratio: to PEFT's LoRA in the same rounds, with quartiles, if it is a time.
+    """
+
+    what: str
+    who: str
+    figures: dict[str, float]
+    ratio: tuple[float, float, float] | None = None
+
+
+Measure = Callable[[Subjects, Reporter], Iterator[Row]]
+
+
+def measure_train(subjects: Subjects, report: Reporter) -> Iterator[Row]:
+    """A training step: forward, backward, clipping, AdamW; with the KL where there is one."""
+    for batch in subjects.config.batches:
+        ids = subjects.tokens(*parse_batch(batch))
+        models = {name: subjects.make(name).train() for name in (LORA, *subjects.config.methods)}
+        steps = {name: TrainStep(model, ids, name != LORA) for name, model in models.items()}
+        report.say(f"train {batch}")
+        figures = {name: {"parameters": float(trainable(model))} for name, model in models.items()}
+        yield from _timed(subjects, f"train {batch}", steps, figures)
+
+
+@dataclass
+class TrainStep:
+    """A step of training, ready to be repeated."""
+
+    model: Any
+    ids: Tensor
+    with_kl: bool
+    optimiser: torch.optim.Optimizer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimiser = torch.optim.AdamW(self.parameters, lr=1e-5, weight_decay=0.0, fused=self.ids.is_cuda)
+
+    def __call__(self) -> None:
+        """Take it."""
+        loss = self.model(input_ids=self.ids, labels=self.ids, use_cache=False).loss
+        if self.with_kl:
+            loss = loss + KL_WEIGHT * self.model.kl().total
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+
+
+def measure_predict(subjects: Subjects, report: Reporter) -> Iterator[Row]:
+    """The next token's distribution: one pass of PEFT's LoRA, and of ours averaged over draws, drawing included."""
+    config = subjects.config
+    stock = subjects.make(LORA).eval()
+    ours = {name: subjects.make(name).eval() for name in config.methods}
+    for batch in config.batches:
+        ids = subjects.tokens(*parse_batch(batch))
+        actions: dict[str, Callable[[], object]] = {LORA: partial(_forward, stock, ids)}
+        for name, model in ours.items():
+            for layers in config.draw_layers:
+                for samples in config.samples:
+                    label = f"{name}, N={samples}" + ("" if layers == "all" else f", draws in {layers}")
+                    actions[label] = Predict(model, ids, samples, layers)
+        report.say(f"predict {batch}")
+        yield from _timed(subjects, f"predict {batch}", actions)
+
+
+@dataclass(frozen=True)
+class Predict:
+    """The averaged next-token distribution of a batch."""
+
+    model: Any
+    ids: Tensor
+    samples: int
+    layers: str
+
+    def __call__(self) -> Any:
+        """Compute it."""
+        with posterior_predictive(self.model, self.samples, layers=self.layers):
+            return _forward(self.model, self.ids)
+
+
+@torch.no_grad()
+def _forward(model: Any, ids: Tensor) -> Any:
+    return model(input_ids=ids, use_cache=False, logits_to_keep=1).logits
+
+
+def measure_decode(subjects: Subjects, report: Reporter) -> Iterator[Row]:
+    """Writing: time per token, greedy, with key-value caches."""
+    config = subjects.config
+    stock = subjects.make(LORA).eval()
+    ours = {name: subjects.make(name).eval() for name in config.methods}
+    for batch in config.batches:
+        ids = subjects.tokens(*parse_batch(batch))
+        actions: dict[str, Callable[[], object]] = {LORA: Decode(stock, ids, 0, "all", config.new_tokens)}
+        for name, model in ours.items():
+            for layers in config.draw_layers:
+                for samples in config.samples:
+                    label = f"{name}, N={samples}" + ("" if layers == "all" else f", draws in {layers}")
+                    actions[label] = Decode(model, ids, samples, layers, config.new_tokens)
+        report.say(f"decode {batch}")
+        yield from _timed(subjects, f"decode {batch}, {config.new_tokens} tokens", actions)
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Greedy writing; ``samples`` of 0 is for a model without draws."""
+
+    model: Any
+    ids: Tensor
+    samples: int
+    layers: str
+    new_tokens: int
+
+    @torch.no_grad()
+    def __call__(self) -> Any:
+        """Write."""
+        given = {"input_ids": self.ids, "attention_mask": torch.ones_like(self.ids), "do_sample": False}
+        given |= {"max_new_tokens": self.new_tokens, "min_new_tokens": self.new_tokens, "pad_token_id": 0}
+        if self.samples == 0:
+            return self.model.generate(**given)
+        with posterior_predictive(self.model, self.samples, layers=self.layers):
+            return self.model.generate(**given)
+
+
+def measure_draw(subjects: Subjects, report: Reporter) -> Iterator[Row]:
+    """A draw of all weights with its KL, alone, and its backward pass; how many operators they are."""
+    report.say("draw")
+    for name in subjects.config.methods:
+        posterior = find_holder(subjects.make(name)).posterior("default")
+
+        def draw(posterior: Any = posterior) -> Tensor:
+            factors = posterior.draw(1)
+            total: Tensor = posterior.kl(factors).total
+            return total + sum(stack.sum() for stack in (*factors.A, *factors.B))
+
+        timings = time_in_turns(
+            {"draw": draw, "draw and backward": lambda draw=draw: draw().backward()},  # type: ignore[misc]
+            subjects.device,
+            repeats=subjects.config.repeats,
+            warmup=subjects.config.warmup,
+        )
+        for what, timing in timings.items():
+            action = draw if what == "draw" else (lambda draw=draw: draw().backward())
+            yield Row(what, name, {"median": timing.median, "operators": float(count_operators(action))})
+
+
+def count_operators(action: Callable[[], object]) -> int:
+    """Operators that compute something, views not counted: about what is launched on a GPU."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Count(TorchDispatchMode):
+        number = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.number += not func.is_view
+            return func(*args, **(kwargs or {}))
+
+    with Count() as count:
+        action()
+    return count.number
+
+
+def measure_memory(subjects: Subjects, report: Reporter) -> Iterator[Row]:
+    """The most memory that training steps take: on CUDA all of it, elsewhere what is kept for the backward pass."""
+    for batch in subjects.config.batches:
+        report.say(f"memory {batch}")
+        ids = subjects.tokens(*parse_batch(batch))
+        baseline = 0.0
+        for name in (LORA, *subjects.config.methods):
+            model = subjects.make(name).train()
+            size = float(_peak(TrainStep(model, ids, name != LORA), subjects.device))
+            baseline = baseline or size
+            yield Row(f"memory {batch}", name, {"bytes": size}, (size / baseline,) * 3)
+
+
+def _peak(step: TrainStep, device: torch.device) -> int:
+    if device.type != "cuda":
+        return saved_bytes(step)
+    step()
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize(device)
+    return int(torch.cuda.max_memory_allocated(device))
+
+
+def saved_bytes(step: TrainStep) -> int:
+    """Bytes that autograd keeps for the backward pass, each storage once; the weights themselves do not count."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in step.model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        step()
+    return sum(kept.values())
+
+
+def _timed(
+    subjects: Subjects,
+    what: str,
+    actions: dict[str, Callable[[], object]] | dict[str, TrainStep],
+    figures: dict[str, dict[str, float]] | None = None,
+) -> Iterator[Row]:
+    config: BenchConfig = subjects.config
+    timings: dict[str, Timing] = time_in_turns(
+        dict(actions), subjects.device, repeats=config.repeats, warmup=config.warmup
+    )
+    for who, timing in timings.items():
+        own = (figures or {}).get(who, {})
+        yield Row(what, who, {"median": timing.median, **own}, timing.ratio_to(timings[LORA]))
+
+
+MEASURES: dict[str, Measure] = {
+    "train": measure_train,
+    "predict": measure_predict,
+    "decode": measure_decode,
+    "draw": measure_draw,
+    "memory": measure_memory,
+}

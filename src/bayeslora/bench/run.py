@@ -1,0 +1,75 @@
+"""One benchmark: measured, told as a table, and kept with device and versions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bayeslora.bench.config import BenchConfig
+from bayeslora.bench.measures import MEASURES, Row
+from bayeslora.bench.subjects import Subjects
+from bayeslora.errors import InputError
+from bayeslora.files import write_json
+from bayeslora.progress import Reporter, Silent
+from bayeslora.train.config import to_dict
+from bayeslora.train.environment import describe_environment
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What came out: as a record, and as a table in Markdown."""
+
+    record: dict[str, Any]
+    text: str
+
+
+def bench(
+    what: Sequence[str],
+    config: BenchConfig,
+    *,
+    device: str = "auto",
+    out: Path | None = None,
+    report: Reporter | None = None,
+) -> Benchmark:
+    """Measure; the record is written to ``out`` if given."""
+    for name in what:
+        if name not in MEASURES:
+            raise InputError(f"cannot measure {name!r}; choose among {', '.join(MEASURES)}")
+    if out is not None and out.exists():
+        raise InputError(f"{out}: is there already; choose another file")
+    report = report or Silent()
+    subjects = Subjects(config, device)
+    rows = [row for name in what for row in MEASURES[name](subjects, report)]
+    record = {
+        "schema": SCHEMA,
+        "config": to_dict(config),
+        "dtype": str(subjects.dtype).removeprefix("torch."),
+        "environment": describe_environment(subjects.device),
+        "rows": [asdict(row) for row in rows],
+    }
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_json(out, record)
+    return Benchmark(record, table(rows))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows in Markdown, ratios with their quartiles."""
+    lines = ["| what | method | measured | ratio to PEFT LoRA |", "|---|---|---|---|"]
+    for row in rows:
+        shown = ", ".join(_figure(name, value) for name, value in row.figures.items())
+        ratio = "" if row.ratio is None else f"{row.ratio[0]:.3f} ({row.ratio[1]:.3f} to {row.ratio[2]:.3f})"
+        lines.append(f"| {row.what} | {row.who} | {shown} | {ratio} |")
+    return "\n".join(lines)
+
+
+def _figure(name: str, value: float) -> str:
+    if name == "median":
+        return f"{1000 * value:.2f} ms"
+    if name == "bytes":
+        return f"{value / 2**20:.1f} MiB"
+    return f"{value:,.0f} {name}"

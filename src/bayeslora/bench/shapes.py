@@ -1,0 +1,115 @@
+"""Models of known shapes with random weights: time and memory can be measured anywhere, without a download."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from bayeslora.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _tiny() -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=512,
+    )
+
+
+def _smollm2() -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        vocab_size=49152,
+        tie_word_embeddings=True,
+    )
+
+
+def _llama2_7b() -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        hidden_size=4096,
+        intermediate_size=11008,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        vocab_size=32000,
+    )
+
+
+def _qwen25_14b() -> Any:
+    from transformers import Qwen2Config
+
+    return Qwen2Config(
+        hidden_size=5120,
+        intermediate_size=13824,
+        num_hidden_layers=48,
+        num_attention_heads=40,
+        num_key_value_heads=8,
+        vocab_size=152064,
+        tie_word_embeddings=False,
+    )
+
+
+def _qwen3_30b_a3b() -> Any:
+    from transformers import Qwen3MoeConfig
+
+    return Qwen3MoeConfig(
+        hidden_size=2048,
+        intermediate_size=6144,
+        moe_intermediate_size=768,
+        num_hidden_layers=48,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        head_dim=128,
+        num_experts=128,
+        num_experts_per_tok=8,
+        vocab_size=151936,
+        tie_word_embeddings=False,
+    )
+
+
+SHAPES: dict[str, Callable[[], Any]] = {
+    "tiny": _tiny,
+    "smollm2": _smollm2,
+    "llama2-7b": _llama2_7b,
+    "qwen2.5-14b": _qwen25_14b,
+    "qwen3-30b-a3b": _qwen3_30b_a3b,
+}
+
+
+def build_model(name: str, device: torch.device, dtype: torch.dtype, layers: int | None = None) -> Any:
+    """A model of this shape on a device, frozen; with another number of layers if wanted."""
+    if name not in SHAPES:
+        raise InputError(f"model is {name!r}; choose one of {', '.join(SHAPES)}{did_you_mean(name, SHAPES)}")
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = SHAPES[name]()
+    if layers is not None:
+        config.num_hidden_layers = layers
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.device(device):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return model.requires_grad_(False)
+
+
+def twin(model: Any) -> Any:
+    """Modules of their own around the very same weights, so that two adapters can stand side by side."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})

@@ -1,0 +1,71 @@
+"""The models that are timed: one base model, with PEFT's LoRA around it and with ours."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+
+from bayeslora.adapter import BayesLoraConfig
+from bayeslora.bench.config import LORA, BenchConfig
+from bayeslora.bench.shapes import build_model, twin
+from bayeslora.methods import find_method
+from bayeslora.models.device import resolve_device, resolve_dtype
+
+
+class Subjects:
+    """Builds models to be timed. The frozen weights are there once, however many models stand around them."""
+
+    def __init__(self, config: BenchConfig, device: str) -> None:
+        self.config = config
+        self.device = resolve_device(device)
+        self.dtype = resolve_dtype(config.dtype, self.device)
+        self._base = build_model(config.model, self.device, self.dtype, config.depth)
+        self.vocabulary: int = self._base.config.vocab_size
+
+    def make(self, name: str) -> Any:
+        """A fresh adapter of a method, or PEFT's LoRA, on a model of its own."""
+        config = self.config
+        targets = self._targets()
+        if name == LORA:
+            peft_config: Any = LoraConfig(
+                r=config.rank, lora_alpha=2 * config.rank, target_modules=targets, task_type="CAUSAL_LM"
+            )
+        else:
+            method = find_method(name)
+            settings = dict(method.presets["default"].settings)
+            if method.posterior == "inducing" and config.inducing is not None:
+                settings |= {"inducing_rows": config.inducing, "inducing_cols": config.inducing}
+            peft_config = BayesLoraConfig(
+                r=config.rank,
+                lora_alpha=2 * config.rank,
+                target_modules=targets,
+                task_type="CAUSAL_LM",
+                posterior=method.posterior,
+                settings=settings,
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # tied heads
+            model: Any = get_peft_model(twin(self._base), peft_config)
+        if config.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        return model
+
+    def tokens(self, rows: int, length: int) -> Tensor:
+        """The same random tokens at every call."""
+        generator = torch.Generator().manual_seed(0)
+        return torch.randint(0, self.vocabulary, (rows, length), generator=generator).to(self.device)
+
+    def _targets(self) -> list[str]:
+        if self.config.targets != ("all-linear",):
+            return list(self.config.targets)
+        linear = (name for name, module in self._base.named_modules() if isinstance(module, nn.Linear))
+        return sorted({name.rpartition(".")[2] for name in linear})
+
+
+def trainable(model: nn.Module) -> int:
+    """Number of trainable scalars."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

@@ -1,0 +1,36 @@
+"""The verb that measures time and memory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tyro.conf import OmitArgPrefixes, Positional
+
+from bayeslora.bench.config import BenchConfig
+from bayeslora.cli.common import Told
+from bayeslora.progress import reporter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench(Told):
+    """Time and memory, side by side with stock PEFT LoRA in one process, on shapes with random weights."""
+
+    what: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="{train,predict,decode,draw,memory}")]
+    """What to measure; several are measured one after another."""
+    bench: OmitArgPrefixes[BenchConfig]
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N or mps."""
+    out: Path | None = None
+    """File for the record as JSON; nothing is written without it."""
+
+    def run(self) -> None:
+        """Measure, with the table on stdout."""
+        from bayeslora.bench.run import bench
+
+        with reporter(quiet=self.quiet) as report:
+            found = bench(self.what, self.bench, device=self.device, out=self.out, report=report)
+        print(json.dumps(found.record) if self.json else found.text)

@@ -1,0 +1,135 @@
+"""The benchmarks: what they time is what it is called, and the structural facts behind the speed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bayeslora.bench.config import LORA, BenchConfig, parse_batch
+from bayeslora.bench.measures import MEASURES, TrainStep, count_operators, saved_bytes
+from bayeslora.bench.run import bench
+from bayeslora.bench.shapes import SHAPES, build_model, twin
+from bayeslora.bench.subjects import Subjects, trainable
+from bayeslora.bench.timing import Timing, time_in_turns
+from bayeslora.errors import InputError
+from train.tiny import bayeslora
+
+CPU = torch.device("cpu")
+SMALL = {"batches": ("2x8",), "repeats": 2, "warmup": 0, "new_tokens": 2, "samples": (1, 2)}
+
+
+def subjects(**settings: object) -> Subjects:
+    return Subjects(BenchConfig(**{**SMALL, **settings}), "cpu")
+
+
+def test_actions_take_turns_and_warm_up() -> None:
+    seen: list[str] = []
+    timings = time_in_turns({"a": lambda: seen.append("a"), "b": lambda: seen.append("b")}, CPU, repeats=3, warmup=2)
+    assert seen == ["a", "b"] * 5
+    assert {name: len(timing.rounds) for name, timing in timings.items()} == {"a": 3, "b": 3}
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    ours, theirs = Timing((2.0, 6.0, 30.0)), Timing((1.0, 2.0, 10.0))
+    assert ours.median == 6.0
+    assert ours.ratio_to(theirs) == (3.0, 2.5, 3.0)
+    assert Timing((3.0,)).ratio_to(Timing((2.0,))) == (1.5, 1.5, 1.5)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_are_those_of_the_models(name: str) -> None:
+    """Parameters as published, counted without memory."""
+    published = {
+        "smollm2": 134_515_008,
+        "llama2-7b": 6_738_415_616,
+        "qwen2.5-14b": 14_770_033_664,
+        "qwen3-30b-a3b": 30_532_122_624,
+    }
+    if name in published:
+        with torch.device("meta"):
+            from transformers import AutoModelForCausalLM
+
+            model = AutoModelForCausalLM.from_config(SHAPES[name]())
+        assert sum(p.numel() for p in {id(p): p for p in model.parameters()}.values()) == published[name]
+    else:
+        assert len(build_model(name, CPU, torch.float32, layers=2).model.layers) == 2
+
+
+def test_models_stand_side_by_side_around_the_same_weights() -> None:
+    made = subjects()
+    ours, stock = made.make("bayesian-lora"), made.make(LORA)
+    frozen = [{id(p) for p in model.parameters() if not p.requires_grad} for model in (ours, stock)]
+    assert frozen[0] == frozen[1] and len(frozen[0]) > 10
+    base = build_model("tiny", CPU, torch.float32)
+    assert twin(base).model is not base.model and twin(base).lm_head.weight is base.lm_head.weight
+
+
+def test_stock_lora_and_ours_train_the_same_numbers_of_parameters() -> None:
+    made = subjects(targets=("q_proj", "v_proj"))
+    assert trainable(made.make("lora")) == trainable(made.make(LORA)) > 0
+
+
+@pytest.mark.parametrize("what", MEASURES)
+def test_everything_can_be_measured(what: str, tmp_path: Path) -> None:
+    found = bench([what], BenchConfig(**SMALL, draw_layers=("all", "0.5")), device="cpu", out=tmp_path / "out.json")
+    rows = found.record["rows"]
+    assert rows and all(row["figures"] and all(value > 0 for value in row["figures"].values()) for row in rows)
+    assert {row["who"].partition(",")[0] for row in rows} == ({LORA} if what != "draw" else set()) | {"bayesian-lora"}
+    for row in rows:
+        assert what == "draw" or row["ratio"][1] <= row["ratio"][0] <= row["ratio"][2]
+        assert row["who"] in found.text
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert written["environment"]["packages"]["torch"] and written["config"]["repeats"] == 2
+    with pytest.raises(InputError, match="is there already"):
+        bench([what], BenchConfig(**SMALL), out=tmp_path / "out.json")
+
+
+def test_operators_of_a_draw_do_not_grow_with_the_layers() -> None:
+    counts = []
+    for depth in (2, 6):
+        found = bench(["draw"], BenchConfig(**SMALL, depth=depth), device="cpu")
+        counts.append([row["figures"]["operators"] for row in found.record["rows"]])
+    assert counts[0] == counts[1]
+    assert count_operators(lambda: torch.ones(3) + torch.ones(3).view(3, 1)) == 3
+
+
+def test_training_keeps_no_more_than_stock_lora_but_for_the_draw() -> None:
+    """Of the size of a batch nothing is kept besides what LoRA keeps; of the size of the factors, the draw."""
+    made = subjects(batches=("8x64",))
+    ids = made.tokens(8, 64)
+    sizes = {name: saved_bytes(TrainStep(made.make(name).train(), ids, name != LORA)) for name in (LORA, "lora")}
+    assert sizes["lora"] <= sizes[LORA]
+    longer = made.tokens(8, 128)
+    growth = {}
+    for name in (LORA, "bayesian-lora"):
+        step = TrainStep(made.make(name).train(), ids, name != LORA)
+        short = saved_bytes(step)
+        step.ids = longer
+        growth[name] = saved_bytes(step) - short
+    assert growth["bayesian-lora"] <= growth[LORA]
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--batches", "2x8", "--repeats", "1", "--warmup", "0", "--device", "cpu", "--quiet")
+    assert bayeslora("bench", "train", "memory", *words, "--out", tmp_path / "out.json") == 0
+    told = capsys.readouterr().out
+    assert told.startswith("| what | method | measured | ratio to PEFT LoRA |") and "| memory 2x8 |" in told
+    assert (tmp_path / "out.json").exists()
+    for wrong, reason in (
+        (("sing", *words), "cannot measure 'sing'; choose among train, predict"),
+        (("train", "--batches", "8", "--device", "cpu"), "batches has '8'; give rows times tokens"),
+        (("train", "--model", "llama2"), "model is 'llama2'; choose one of tiny"),
+        (("train", "--repeats", "0"), "repeats is 0; give at least 1"),
+    ):
+        assert bayeslora("bench", *wrong) == 2
+        assert reason in capsys.readouterr().err
+
+
+def test_batches() -> None:
+    assert parse_batch("16x256") == (16, 256)
+    for text in ("16", "0x8", "8x1", "ax8", "8x"):
+        with pytest.raises(InputError, match="give rows times tokens"):
+            parse_batch(text)
