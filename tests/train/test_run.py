@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import resource
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,7 +27,7 @@ from bayeslora.methods import METHODS
 from bayeslora.models import load_model
 from bayeslora.posterior import POSTERIORS
 from bayeslora.predict.predictions import Predictions
-from bayeslora.train import AdapterConfig, Place, TrainingConfig, resolve, run, train
+from bayeslora.train import AdapterConfig, Place, PredictionConfig, TrainingConfig, resolve, run, train
 from bayeslora.train import directory as directories
 from bayeslora.train.config import to_dict
 from train import tiny
@@ -170,6 +171,18 @@ def test_a_run_is_a_function_of_its_settings(done: Path, tmp_path: Path) -> None
     assert outcome(tmp_path / "same") == outcome(done)
     file = "adapter/adapter_model.safetensors"
     assert outcome(tmp_path / "other")[file] != outcome(done)[file]
+
+
+def test_a_run_from_before_a_setting_existed_is_the_same_run(done: Path, tmp_path: Path) -> None:
+    """It had what is the default now."""
+    old = tmp_path / "old"
+    shutil.copytree(done, old)
+    config = json.loads((old / "config.json").read_text())
+    del config["adapter"]["stochastic_layers"], config["prediction"]["draw_layers"]
+    (old / "config.json").write_text(json.dumps(config))
+    assert train(run_config(), old) == json.loads((done / "result.json").read_text())
+    with pytest.raises(InputError, match=r"draw_layers 'last:1' is 'all' there"):
+        train(run_config(prediction=PredictionConfig(samples=3, draw_layers="last:1")), old)
 
 
 @pytest.mark.parametrize(
