@@ -252,7 +252,7 @@ def test_variances_of_functions_are_those_of_draws():
     made = laplace()
     rows = jacobian(made, n=2, outputs=2)
     with torch.no_grad():
-        draws, mean = made.draw(40_000, torch.Generator().manual_seed(0)), made.mean()
+        draws, mean = made.draw(40_000, torch.Generator().manual_seed(0), "independent"), made.mean()
         f = sum(
             torch.einsum("lnoab,lsab->sno", J, drawn - point)
             for (by_A, by_B), A, B, a, b in zip(rows, draws.A, draws.B, mean.A, mean.B, strict=True)

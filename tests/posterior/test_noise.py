@@ -57,7 +57,7 @@ def test_posteriors_draw_with_it(variates):
     draws = posterior.draw(6, torch.Generator().manual_seed(1), variates)
     again = posterior.draw(6, torch.Generator().manual_seed(1), variates)
     assert all(torch.equal(one, other) for one, other in zip(draws.A, again.A, strict=True))
-    independent = posterior.draw(6, torch.Generator().manual_seed(1))
+    independent = posterior.draw(6, torch.Generator().manual_seed(1), "independent")
     mean = posterior.mean()
     spread = [(d.A[0].mean(1, keepdim=True) - mean.A[0]).square().mean() for d in (draws, independent)]
     assert spread[0] < 0.5 * spread[1]

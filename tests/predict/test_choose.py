@@ -32,8 +32,11 @@ def test_of_equal_texts_the_first_is_taken():
     assert choose([0.5, 0.5], [-2.0, -2.0], [" yes", " yes"]) == 0
 
 
-def test_probabilities_are_compared_exactly():
-    assert choose([0.5, 0.5 + 2e-16], [0.0, -9.0], ["a", "b"]) == 1
+def test_round_off_is_no_difference_and_all_else_is():
+    assert choose([0.5, 0.5 + 1e-7], [0.0, -9.0], ["a", "b"]) == 0
+    assert choose([0.5, 0.5 + 1e-7], [-9.0, -9.0 - 1e-6], ["b", "a"]) == 1
+    assert choose([0.5, 0.5 + 1e-5], [0.0, -9.0], ["a", "b"]) == 1
+    assert choose([0.5, 0.5], [-9.0, -8.999], ["a", "b"]) == 1
 
 
 def test_options_that_a_question_lacks_are_never_taken():

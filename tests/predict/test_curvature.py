@@ -271,7 +271,7 @@ def test_it_widens_nothing_that_the_data_determine():
     scorer = Scorer(model)
 
     def spread():
-        with torch.no_grad(), model.draws(16, generator()):
+        with torch.no_grad(), model.draws(16, generator(), variates="independent"):
             scores = scorer(items, 16).log_probabilities.unflatten(0, (16, -1))
         return scores.exp().std(0).mean()
 

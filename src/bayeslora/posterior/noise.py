@@ -14,8 +14,8 @@ from torch import Tensor
 
 Variates = Literal["independent", "antithetic", "latin"]
 """How the noise of several draws is arranged. ``antithetic``: in pairs of opposite noise, so that what is odd in the noise
-cancels. ``latin``: a randomised Latin hypercube, in which the draws fill the range of every coordinate evenly. Sobol points
-do no better for a handful of draws in so many coordinates, and take seconds to scramble."""
+cancels. ``latin``: a randomised Latin hypercube, in which the draws fill the range of every coordinate evenly. (Sobol points
+would take seconds to scramble for so many coordinates.)"""
 
 
 def standard_normal(

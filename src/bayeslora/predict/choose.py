@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
+
+ROUND_OFF = 1e-6
+"""Of log-probabilities that were computed in float32."""
 
 
 def choose_options(log_probabilities: ArrayLike, totals: ArrayLike, texts: Sequence[Sequence[str]]) -> list[int]:
     """The most probable option of every question.
 
     Of equally probable ones that of the largest total log-likelihood is taken, of equal ones of those the first in
-    lexicographic order, so that the order in which options are given does not matter.
+    lexicographic order, so that the order in which options are given does not matter. What differs by round-off only is
+    equal: the same tokens at another place of a sequence give another last bit.
 
     Args:
         log_probabilities: ``[N, O]``, from length-normalised likelihoods; ``-inf`` where there is no such option.
@@ -20,7 +24,10 @@ def choose_options(log_probabilities: ArrayLike, totals: ArrayLike, texts: Seque
         texts: the options of every question.
     """
     scores = zip(np.asarray(log_probabilities), np.asarray(totals), texts, strict=True)
-    return [
-        min(range(len(options)), key=lambda k: (-probability[k], -total[k], options[k], k))
-        for probability, total, options in scores
-    ]
+    return [_choose(probability[: len(options)], total, options) for probability, total, options in scores]
+
+
+def _choose(probability: NDArray[np.float64], total: NDArray[np.float64], options: Sequence[str]) -> int:
+    best = np.flatnonzero(probability >= probability.max() - ROUND_OFF)
+    best = best[total[best] >= total[best].max() - ROUND_OFF * max(1.0, abs(float(total[best].max())))]
+    return int(min(best, key=lambda k: (options[k], k)))
