@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -77,19 +78,31 @@ class TrainStep:
 
 def measure_predict(subjects: Subjects, report: Reporter) -> Iterator[Row]:
     """The next token's distribution: one pass of PEFT's LoRA, and of ours averaged over draws, drawing included."""
+    yield from _by_draws(subjects, report, "predict", Predict)
+
+
+def measure_decode(subjects: Subjects, report: Reporter) -> Iterator[Row]:
+    """Writing, greedy, with key-value caches."""
+    yield from _by_draws(subjects, report, "decode", partial(Decode, new_tokens=subjects.config.new_tokens))
+
+
+def _by_draws(
+    subjects: Subjects, report: Reporter, what: str, action: Callable[[Any, Tensor, int, str], Callable[[], object]]
+) -> Iterator[Row]:
+    """PEFT's LoRA beside every method with every number of draws and every cut; 0 draws for a model that has none."""
     config = subjects.config
     stock = subjects.make(LORA).eval()
     ours = {name: subjects.make(name).eval() for name in config.methods}
     for batch in config.batches:
         ids = subjects.tokens(*parse_batch(batch))
-        actions: dict[str, Callable[[], object]] = {LORA: partial(_forward, stock, ids)}
+        actions = {LORA: action(stock, ids, 0, "all")}
         for name, model in ours.items():
             for layers in config.draw_layers:
                 for samples in config.samples:
                     label = f"{name}, N={samples}" + ("" if layers == "all" else f", draws in {layers}")
-                    actions[label] = Predict(model, ids, samples, layers)
-        report.say(f"predict {batch}")
-        yield from _timed(subjects, f"predict {batch}", actions)
+                    actions[label] = action(model, ids, samples, layers)
+        report.say(f"{what} {batch}")
+        yield from _timed(subjects, f"{what} {batch}", actions)
 
 
 @dataclass(frozen=True)
@@ -101,37 +114,16 @@ class Predict:
     samples: int
     layers: str
 
+    @torch.no_grad()
     def __call__(self) -> Any:
         """Compute it."""
-        with posterior_predictive(self.model, self.samples, layers=self.layers):
-            return _forward(self.model, self.ids)
-
-
-@torch.no_grad()
-def _forward(model: Any, ids: Tensor) -> Any:
-    return model(input_ids=ids, use_cache=False, logits_to_keep=1).logits
-
-
-def measure_decode(subjects: Subjects, report: Reporter) -> Iterator[Row]:
-    """Writing: time per token, greedy, with key-value caches."""
-    config = subjects.config
-    stock = subjects.make(LORA).eval()
-    ours = {name: subjects.make(name).eval() for name in config.methods}
-    for batch in config.batches:
-        ids = subjects.tokens(*parse_batch(batch))
-        actions: dict[str, Callable[[], object]] = {LORA: Decode(stock, ids, 0, "all", config.new_tokens)}
-        for name, model in ours.items():
-            for layers in config.draw_layers:
-                for samples in config.samples:
-                    label = f"{name}, N={samples}" + ("" if layers == "all" else f", draws in {layers}")
-                    actions[label] = Decode(model, ids, samples, layers, config.new_tokens)
-        report.say(f"decode {batch}")
-        yield from _timed(subjects, f"decode {batch}, {config.new_tokens} tokens", actions)
+        with averaged(self.model, self.samples, self.layers):
+            return self.model(input_ids=self.ids, use_cache=False, logits_to_keep=1).logits
 
 
 @dataclass(frozen=True)
 class Decode:
-    """Greedy writing; ``samples`` of 0 is for a model without draws."""
+    """Greedy writing."""
 
     model: Any
     ids: Tensor
@@ -144,10 +136,13 @@ class Decode:
         """Write."""
         given = {"input_ids": self.ids, "attention_mask": torch.ones_like(self.ids), "do_sample": False}
         given |= {"max_new_tokens": self.new_tokens, "min_new_tokens": self.new_tokens, "pad_token_id": 0}
-        if self.samples == 0:
+        with averaged(self.model, self.samples, self.layers):
             return self.model.generate(**given)
-        with posterior_predictive(self.model, self.samples, layers=self.layers):
-            return self.model.generate(**given)
+
+
+def averaged(model: Any, samples: int, layers: str) -> AbstractContextManager[None]:
+    """Inside the block a model averages so many draws; a stock model, with 0 of them, is as it is."""
+    return posterior_predictive(model, samples, layers=layers) if samples else nullcontext()
 
 
 def measure_draw(subjects: Subjects, report: Reporter) -> Iterator[Row]:
