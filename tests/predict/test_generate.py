@@ -244,6 +244,14 @@ def test_writing_that_cannot_be(settings, message):
     assert str(error.value).startswith(message)
 
 
+def test_a_model_that_has_diverged_writes_nothing():
+    model = writer()
+    with torch.no_grad():
+        model.get_base_model().lm_head.get_base_layer().weight[3] = math.nan
+    with pytest.raises(ArithmeticError, match=r"not numbers \(nan\): its adapter has diverged"):
+        generate(model, TOKENIZER, PROMPTS, SHORT)
+
+
 @pytest.mark.parametrize("prompts, message", [([], "there are no prompts"), (["a", ""], "prompt 2 is empty")])
 def test_prompts_that_cannot_be(prompts, message):
     with pytest.raises(InputError, match=message):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bayeslora.adapter.base import find_any_holder
 from bayeslora.errors import InputError
 from bayeslora.predict.mc import average_draws, posterior_predictive
+from bayeslora.predict.scorer import require_numbers
 
 if TYPE_CHECKING:
     from transformers import LogitsProcessor, PreTrainedTokenizerBase
@@ -232,6 +233,7 @@ class _Record:
     def observe(self, log_probabilities: Tensor) -> None:
         """Told what every draw says of the next token, ``[n, B, T, vocabulary]``."""
         draws = log_probabilities[:, :, -1]
+        require_numbers(draws)
         averaged = average_draws(draws)
         aleatoric = _entropy(draws).mean(0)
         self._pending = averaged, torch.stack([_entropy(averaged), aleatoric], dim=-1)
@@ -307,4 +309,4 @@ def _end_tokens(model: nn.Module) -> set[int]:
 
 
 def _entropy(log_probabilities: Tensor) -> Tensor:
-    return -(log_probabilities.exp() * log_probabilities).nan_to_num(0.0).sum(-1)
+    return torch.special.entr(log_probabilities.exp()).sum(-1)
