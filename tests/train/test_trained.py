@@ -21,7 +21,7 @@ from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import DEFAULT_SCALES, Calibration
 from bayeslora.predict.generate import Writing
 from bayeslora.predict.predictions import read_predictions
-from bayeslora.tasks import load_task, require_gold
+from bayeslora.tasks import Item, Prompt, load_task, require_gold
 from bayeslora.train import AdapterConfig, PredictionConfig, train
 from bayeslora.train.trained import TrainedModel
 from tasks.cases import write_lines
@@ -191,6 +191,16 @@ def test_a_question_is_answered_in_json(trained: Path, capsys: pytest.CaptureFix
     assert 0 < told["epistemic"] < told["entropy"] < np.log(2) + 1e-9
 
 
+def test_a_bare_question_is_asked_as_it_stands(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bare = answer(capsys, trained, *WORDS, "--bare")
+    model = load_run(trained)
+    item = Item("x", Prompt(ASK[0]), (" yes", " no"), ("A", "B"), None)
+    assert bare["probabilities"] == pytest.approx(model.predict([item]).probabilities[0].tolist())
+    assert bare["probabilities"] != pytest.approx(answer(capsys, trained, *WORDS)["probabilities"], abs=1e-4)
+    assert bayeslora("predict", trained, *WORDS, "--bare", "--passage", "x") == 2
+    assert "a bare question has no passage" in refusal(capsys)
+
+
 def test_the_passage_and_the_order_of_choices_are_read(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = answer(capsys, trained, *WORDS)
     about = answer(capsys, trained, *WORDS, "--passage", "Three is an odd number.")
@@ -210,7 +220,7 @@ def test_the_passage_and_the_order_of_choices_are_read(trained: Path, capsys: py
         (["--question", "Why?", "--choice", "so", "--input", "file.jsonl"], "either --question"),
         (["--choice", "so", "--choice", "not so"], "either --question"),
         ([], "either --question"),
-        (["--input", "file.jsonl", "--choice", "so"], "--choice and --passage belong to --question"),
+        (["--input", "file.jsonl", "--choice", "so"], "--choice, --passage and --bare belong to --question"),
         (
             ["--question", "Why?", "--choice", "so", "--choice", "no", "--output", "o.jsonl"],
             "--output belongs to --input",

@@ -30,6 +30,8 @@ class Predict(OfRun):
     """A choice; give the option once for each."""
     passage: str = ""
     """A text that the question is about."""
+    bare: bool = False
+    """Ask the question as it stands, without the words around it that benchmarks have: for runs trained so, as on urns."""
     input: Path | None = None
     """A file of JSON lines with questions and choices, of any length; answers are JSON lines in the same order."""
     output: Path | None = None
@@ -47,8 +49,8 @@ class Predict(OfRun):
             raise InputError("give either --question with --choice, or --input FILE")
         if self.input is None and self.output is not None:
             raise InputError("--output belongs to --input; give that, or leave it out: a single answer is printed")
-        if self.input is not None and (self.choice or self.passage):
-            raise InputError("--choice and --passage belong to --question; with --input they are in the file")
+        if self.input is not None and (self.choice or self.passage or self.bare):
+            raise InputError("--choice, --passage and --bare belong to --question; with --input give them in the file")
         if self.input is not None:
             self._answer_file(self.input)
         else:
@@ -64,7 +66,7 @@ class Predict(OfRun):
     def _answer_one(self) -> None:
         from bayeslora.tasks import make_item
 
-        item = make_item(self.question or "", self.choice, self.passage)
+        item = make_item(self.question or "", self.choice, self.passage, bare=self.bare)
         with self._ready() as trained:
             answer = trained.answers(trained.predict([item]), self.level)[0]
         if self.json:

@@ -103,6 +103,6 @@ figure    {figure}
 adapters  {", ".join(str(out / method / "adapter") for method in results)}
 
 Next:
-  bayeslora predict {run} --question "Balls in the bag: red blue blue blue. One is drawn:" --choice red --choice blue
+  bayeslora predict {run} --bare --question "Balls in the bag: red blue blue blue. Picked at random:" --choice red --choice blue
   bayeslora calibrate {run} --coverage 0.5     let it keep quiet when it is not sure
   bayeslora train --model smollm2 --task your-questions.jsonl --layers last:8 --cache-trunk --out my-run"""

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bayeslora.errors import InputError, did_you_mean
-from bayeslora.tasks.base import Item, Split, SplitName, Task
+from bayeslora.tasks.base import Item, Prompt, Split, SplitName, Task
 from bayeslora.tasks.choices import choice_candidate, text_list
 from bayeslora.tasks.rows import Candidate, Malformed, clean, content_key, divide, normalise, row_id, text_field
 from bayeslora.tasks.sources import SUFFIXES, find_file, read_json_lines
@@ -49,11 +50,14 @@ def read_items(path: Path) -> Split:
     return _read(path, drop=False)
 
 
-def make_item(question: str, choices: Sequence[str], passage: str = "") -> Item:
-    """One question without an answer, for prediction."""
+def make_item(question: str, choices: Sequence[str], passage: str = "", *, bare: bool = False) -> Item:
+    """One question without an answer, for prediction; if ``bare``, as it stands, with the choices as what may follow it."""
     if isinstance(choices, str):
         raise InputError(f"choices is one text, {choices!r}; give a list of two choices or more")
-    return question_item({"question": question, "choices": list(choices), "passage": passage})
+    if bare and passage:
+        raise InputError("a bare question has no passage; put the text in front of it")
+    item = question_item({"question": question, "choices": list(choices), "passage": passage})
+    return replace(item, prompt=Prompt(normalise(question))) if bare else item
 
 
 def question_item(values: Mapping[str, Any]) -> Item:
