@@ -91,11 +91,10 @@ def naive(model, items):
             for (name, layer), gradient in zip(layers.items(), gradients, strict=True):
                 A, B = (factor[0] for factor in mean[name])
                 x, g = seen[name][0][0].detach(), layer.scaling["default"] * gradient[0]
-                start = width - len(x)  # a head sees the last columns only
-                for column in counted(item):
-                    if column < start:
-                        continue
-                    a, b = x[column - start], g[column - start]
+                for column in (
+                    counted(item) if len(x) == width else range(len(x))
+                ):  # a head sees nothing but what counts
+                    a, b = x[column], g[column]
                     if option == 0:
                         pairs[name] += 1
                         for factor, value in (("A", a), ("B", A @ a)):
@@ -131,8 +130,9 @@ def test_products_of_inputs_and_gradients_add_up_to_the_gradient_of_the_factors(
         for row, name in enumerate(group.names):
             A, B = (factor[0] for factor in mean[name])
             x, g = seen[name][0][0], layers[name].scaling["default"] * by_output[name][0]
-            assert not g[~used[-len(g) :]].any()
-            x, g = x[used[-len(x) :]], g[used[-len(g) :]]
+            if len(x) == len(used):
+                assert not g[~used].any()
+                x, g = x[used], g[used]
             torch.testing.assert_close(by_factor[f"A_{group.key}"][row], (g @ B).T @ x, atol=1e-5, rtol=1e-4)
             torch.testing.assert_close(by_factor[f"B_{group.key}"][row], g.T @ (x @ A.T), atol=1e-5, rtol=1e-4)
 
@@ -284,10 +284,9 @@ def test_it_widens_nothing_that_the_data_determine():
 def test_used_tokens_are_those_that_a_score_depends_on():
     items = questions(count=5)
     batch = pack(items)
-    prompt_width = batch.input_ids.shape[1] - batch.source.shape[1]
-    for row, item in enumerate(items):
-        start = prompt_width - len(item.prompt_ids)
-        assert batch.used[row].nonzero().flatten().tolist() == [start + column for column in counted(item)]
+    for number, ((row, start), item) in enumerate(zip(batch.places, items, strict=True)):
+        used = batch.used[row] & (batch.question[row] == number)
+        assert used.nonzero().flatten().tolist() == [start + column for column in counted(item)]
 
 
 class Flattening(nn.Module):
@@ -312,7 +311,7 @@ def test_what_cannot_be_computed_is_refused():
         fit_curvature(Scorer(model), items, laplace()[1])
     attention = model.get_base_model().model.layers[0].self_attn
     attention.q_proj = Flattening(attention.q_proj)
-    with pytest.raises(InputError, match=r"layers\.0\.self_attn\.q_proj is given \[\d+, 32\] for \[2, \d+\] tokens"):
+    with pytest.raises(InputError, match=r"layers\.0\.self_attn\.q_proj is given \[\d+, 32\] for \[\d, \d+\] tokens"):
         fit_curvature(Scorer(model), items, posterior)
     attention.q_proj = attention.q_proj.layer
     with torch.no_grad():

@@ -294,7 +294,7 @@ def test_weight_draws_are_used_where_they_are_asked_for():
     scores = scored(model, items, samples=3)
     assert len(scores.log_probabilities) == 3
     with torch.no_grad(), model.draws(3, generator(SEED)):
-        want = score_options(model, pack(items).repeat(3)).log_probabilities.unflatten(0, (3, -1))
+        want = score_options(model, pack(items), copies=3).log_probabilities.unflatten(0, (3, -1))
     torch.testing.assert_close(scores.log_probabilities, want.double(), atol=1e-5, rtol=1e-5)
     lines = score_linearised(Scorer(model), items, posterior, samples=3, seed=SEED, batch_tokens=10_000)
     assert len(lines.log_probabilities) == LEAST_DRAWS

@@ -9,6 +9,7 @@ import torch
 from adapter.cases import MODELS, VOCABULARY, adapted, base_model, generator
 from bayeslora.errors import InputError
 from bayeslora.predict import average_draws, pack, score_options
+from bayeslora.predict.options import packed_length
 from bayeslora.tasks import encode_item, load_task
 
 
@@ -104,7 +105,7 @@ def test_draws_folded_into_the_batch_equal_draws_one_by_one():
     model, items = adapted(), questions()
     batch = pack(items)
     with torch.no_grad(), model.draws(3, generator()):
-        folded = score_options(model, batch.repeat(3)).log_probabilities.unflatten(0, (3, -1))
+        folded = score_options(model, batch, copies=3).log_probabilities.unflatten(0, (3, -1))
     holder = model.holder
     factors = holder.posterior("default").draw(3, generator())
     for k in range(3):
@@ -139,14 +140,51 @@ def test_training_through_the_packed_pass():
 
 
 def test_only_the_needed_columns_get_logits():
-    batch = pack(questions())
-    seen = []
-    model = base_model()
-    model.lm_head.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape))
+    items = questions()
+    needed = [1 + sum(len(option) - 1 for option in item.option_ids) for item in items]
+    model, seen = base_model(), []
+    model.lm_head.register_forward_pre_hook(lambda module, args: seen.append(tuple(args[0].shape)))
     with torch.no_grad():
-        score_options(model, batch)
-    assert seen == [(4, batch.kept, 32)]
-    assert batch.kept == 1 + max(sum(map(len, q.option_ids)) for q in questions())
+        score_options(model, pack(items))
+        score_options(model, pack(items), copies=2)
+        score_options(model, pack(items, apart=True))
+    assert seen == [(1, sum(needed), 32), (2, sum(needed), 32), (4, max(needed), 32)]
+
+
+class Anonymous(torch.nn.Module):
+    """A model that does not say which of its modules is the head."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs):
+        return self.model(**inputs)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_layouts_and_unknown_heads_give_the_same_scores(apart):
+    model, items = base_model(), questions(count=9)
+    with torch.no_grad():
+        want = score_options(model, pack(items)).total
+        for asked in (model, Anonymous(model)):
+            found = score_options(asked, pack(items, apart=apart, multiple=8)).total
+            torch.testing.assert_close(found, want, atol=1e-5, rtol=0)
+
+
+def test_rows_hold_several_questions_and_little_padding():
+    for seed in range(5):
+        items = questions(seed, count=32)
+        batch, lengths = pack(items), list(map(packed_length, items))
+        tokens, columns = sum(lengths), batch.input_ids.numel()
+        assert columns < 1.15 * tokens < len(items) * max(lengths)
+        assert (batch.question >= 0).sum() == tokens
+        for number, ((row, start), length) in enumerate(zip(batch.places, lengths, strict=True)):
+            own = torch.zeros_like(batch.question, dtype=torch.bool)
+            own[row, start : start + length] = True
+            assert torch.equal(batch.question == number, own)
+    assert pack(items, multiple=8).input_ids.shape[1] % 8 == 0
+    assert pack(items, apart=True).input_ids.shape == (32, max(lengths))
 
 
 def test_probabilities_are_averaged_and_not_logits():
@@ -165,5 +203,5 @@ def test_a_sliding_window_is_refused_rather_than_switched_off():
     ).eval()
     short, long = Question([1, 2, 3], [[4], [5]]), Question(list(range(9)), [[4], [5]])
     assert torch.isfinite(score_options(model, pack([short])).total).all()
-    with pytest.raises(InputError, match=r"takes 11 tokens, and the model attends to 8 only \(sliding window\)"):
+    with pytest.raises(InputError, match=r"takes 10 tokens, and the model attends to 8 only \(sliding window\)"):
         score_options(model, pack([long]))

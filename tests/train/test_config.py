@@ -111,7 +111,6 @@ GIVEN = {
     "eval_every": 3,
     "patience": 0,
     "cache_trunk": True,
-    "group_by_length": True,
 }
 
 

@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from adapter.cases import adapted, generator
 from bayeslora import find_holder
-from bayeslora.predict.scorer import Scorer, packed_length, score_questions
+from bayeslora.predict.scorer import Scorer, score_questions
 from bayeslora.predict.trunk import TrunkScorer
 from bayeslora.train.config import TrainingConfig
 from bayeslora.train.errors import TrainingDiverged
@@ -636,23 +636,3 @@ def test_training_learns():
         model = adapted(posterior=posterior)
         state = make_fit(model, epochs=8, batch_size=COUNT, learning_rate=0.03, kl_beta=0.01)()
         assert state.history[-1]["train_nll"] < 0.7 * state.history[0]["train_nll"]
-
-
-# Questions of like length side by side ----------------------------------------------------------------------------------
-
-
-def test_grouped_batches_hold_every_question_once_and_less_padding():
-    model = adapted(posterior="point")
-    fits = {
-        grouped: make_fit(model, count=50, batch_size=4, epochs=3, group_by_length=grouped) for grouped in (False, True)
-    }
-    padding = {}
-    for grouped, fit in fits.items():
-        epochs = [[fit._examples_of(e * fit.steps_per_epoch + k) for k in range(fit.steps_per_epoch)] for e in range(3)]
-        for batches in epochs:
-            assert sorted(x.id for batch in batches for x in batch) == sorted(x.id for x in fit.examples)
-            assert sorted(map(len, batches)) == [2] + [4] * 12
-        assert len({tuple(x.id for batch in batches for x in batch) for batches in epochs}) == 3
-        lengths = [[packed_length(x.encoded) for x in batch] for batches in epochs for batch in batches]
-        padding[grouped] = sum(max(batch) * len(batch) - sum(batch) for batch in lengths)
-    assert padding[True] < 0.5 * padding[False]

@@ -35,7 +35,7 @@ class Holder(nn.Module, ABC):
         n: int = 1,
         generator: torch.Generator | None = None,
         *,
-        variates: Variates = "independent",
+        variates: Variates = "antithetic",
         layers: str = "all",
         fan_out: bool = False,
     ) -> None:

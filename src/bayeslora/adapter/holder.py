@@ -178,7 +178,7 @@ class PosteriorHolder(TunerModule, Holder):
         n: int = 1,
         generator: torch.Generator | None = None,
         *,
-        variates: Variates = "independent",
+        variates: Variates = "antithetic",
         layers: str = "all",
         fan_out: bool = False,
     ) -> None:

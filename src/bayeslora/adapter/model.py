@@ -50,7 +50,7 @@ class BayesLoraModel(BaseTuner):
         n: int = 1,
         generator: torch.Generator | None = None,
         *,
-        variates: Variates = "independent",
+        variates: Variates = "antithetic",
         layers: str = "all",
         fan_out: bool = False,
     ) -> None:
@@ -68,7 +68,7 @@ class BayesLoraModel(BaseTuner):
         n: int = 1,
         generator: torch.Generator | None = None,
         *,
-        variates: Variates = "independent",
+        variates: Variates = "antithetic",
         layers: str = "all",
         fan_out: bool = False,
     ) -> Iterator[None]:

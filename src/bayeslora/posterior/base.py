@@ -179,7 +179,7 @@ class Posterior(nn.Module, ABC):
             raise ValueError(f"posterior scale must be finite and not negative, got {value}")
         self._scale = float(value)
 
-    def draw(self, n: int = 1, generator: torch.Generator | None = None, variates: Variates = "independent") -> Factors:
+    def draw(self, n: int = 1, generator: torch.Generator | None = None, variates: Variates = "antithetic") -> Factors:
         """Draw ``n`` coherent sets of factors; a ``generator`` makes them reproducible.
 
         Args:

@@ -28,7 +28,7 @@ from bayeslora.posterior.base import LayerFactors
 from bayeslora.posterior.laplace import FactorCurvature, LaplacePosterior, LayerCurvature
 from bayeslora.predict.gradients import differentiating, graph_batches, option_gradients
 from bayeslora.predict.low_rank import LowRankSum
-from bayeslora.predict.options import Encoded, OptionScores, pack
+from bayeslora.predict.options import Encoded, OptionScores, PackedBatch
 from bayeslora.predict.scorer import Scorer, require_numbers
 
 Fisher = Literal["exact", "sampled"]
@@ -69,13 +69,12 @@ def fit_curvature(
         holder.use({name: holder.posterior(name).mean().detach() for name in holder.active})
         sums = _sums(scorer.model, adapter, posterior, rank)
         for rows in graph_batches(items, batch_tokens):
-            batch = [items[row] for row in rows]
+            questions = [items[row] for row in rows]
             with _recording(sums.values()):
-                scores = scorer(batch)
+                scores = scorer(questions)
             require_numbers(scores.log_probabilities)
-            used = pack(batch, scorer.pad_id).used
             values, present = _weighted(scores) if fisher == "exact" else _sampled(scores, uniform[rows])
-            _add_batch(sums, used, values, present)
+            _add_batch(sums, scorer.pack(questions), values, present)
             done += len(rows)
             if advance is not None:
                 advance(done, len(items))
@@ -125,27 +124,29 @@ class _LayerSums:
         self.shift = torch.zeros_like(output, requires_grad=True)
         return output + self.shift
 
-    def add_inputs(self, used: Tensor) -> None:
+    def add_inputs(self, batch: PackedBatch) -> None:
         """Take in the inputs of the last pass."""
-        x = self._tokens(self.inputs, used)
+        x = self._tokens(self.inputs, batch)
         self.pairs += len(x)
         self.long_A.add(x)
         self.small_B += _gram(x @ self.A.mT)
 
-    def add_gradients(self, gradient: Tensor, used: Tensor) -> None:
+    def add_gradients(self, gradient: Tensor, batch: PackedBatch) -> None:
         """Take in gradients by the output of the last pass."""
-        g = self.scaling * self._tokens(gradient, used)
+        g = self.scaling * self._tokens(gradient, batch)
         self.small_A += _gram(g @ self.B)
         self.long_B.add(g)
 
-    def _tokens(self, values: Tensor, used: Tensor) -> Tensor:
-        """Rows of the tokens that count; a head is given the last columns only."""
-        if values.ndim != 3 or values.shape[0] != used.shape[0] or values.shape[1] > used.shape[1]:
+    def _tokens(self, values: Tensor, batch: PackedBatch) -> Tensor:
+        """Rows of the tokens that count; a head is given the columns kept, which all do."""
+        if values.shape[:2] == batch.kept.shape:
+            return values.flatten(0, 1).to(self.A)
+        if values.shape[:-1] != batch.input_ids.shape:
             raise InputError(
-                f"{self.layer.name} is given {list(values.shape)} for {list(used.shape)} tokens: which is which cannot be "
-                "told, nor its curvature; leave this layer out of the adapted ones"
+                f"{self.layer.name} is given {list(values.shape)} for {list(batch.input_ids.shape)} tokens: which is which "
+                "cannot be told, nor its curvature; leave this layer out of the adapted ones"
             )
-        return values[used[:, -values.shape[1] :].to(values.device)].to(self.A)
+        return values[batch.used.to(values.device)].to(self.A)
 
     def curvature(self) -> LayerCurvature:
         """Gradients summed, inputs averaged."""
@@ -172,13 +173,13 @@ def _recording(sums: Iterable[_LayerSums]) -> Iterator[None]:
             handle.remove()
 
 
-def _add_batch(sums: Mapping[str, _LayerSums], used: Tensor, values: Tensor, present: Tensor) -> None:
+def _add_batch(sums: Mapping[str, _LayerSums], batch: PackedBatch, values: Tensor, present: Tensor) -> None:
     shifts = [layer.shift for layer in sums.values()]
     for gradients in option_gradients(values, present, shifts):
         for layer, gradient in zip(sums.values(), gradients, strict=True):
-            layer.add_gradients(gradient, used)
+            layer.add_gradients(gradient, batch)
     for layer in sums.values():
-        layer.add_inputs(used)
+        layer.add_inputs(batch)
 
 
 def _gram(rows: Tensor) -> Tensor:

@@ -1,19 +1,19 @@
-"""Scoring the options of a question with the prompt computed once for all of them.
+"""Scoring the options of a question with the prompt computed once for all of them, and without padding.
 
-The options of an item are packed behind its prompt into one sequence,
+The options of a question follow its prompt in one sequence, and a row of the batch holds as many questions as fit:
 
-    [padding | prompt | option 1 | option 2 | ... | padding]
+    [prompt | option 1 | option 2 | prompt | option 1 | option 2 | option 3 | padding]
 
-in which an option sees the prompt and itself, but no other option, and its positions start where the prompt ends. The
-prompts of a batch end in the same column, so only the columns from there on need logits. The result equals that of one
-sequence per option.
+An option sees its prompt and itself, but no other option and no other question, and its positions start where the prompt
+ends. Only columns that predict a token of an option get logits. The result equals that of one sequence per option.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -30,6 +30,10 @@ ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBack
 """All of torch's attention kernels but cuDNN's, which compiles itself anew for every width of a batch: on an H200 that
 took 15 ms of each layer's backward pass, more than half of a training step."""
 
+WIDTHS = (1.0, 1.25, 1.5, 2.0)
+"""Widths that a batch may have, in lengths of its longest question. Wider rows leave fewer columns empty, but attention
+grows with the width."""
+
 
 class Encoded(Protocol):
     """A question as token ids."""
@@ -45,116 +49,191 @@ class Encoded(Protocol):
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """``B`` items in ``T`` columns, of which the last ``K`` hold options; ``O`` is the largest number of options.
+    """``N`` questions in ``R`` rows of ``T`` columns, with ``S`` tokens of options; ``O`` is the largest number of options.
 
     Attributes:
-        input_ids: ``[B, T]``.
-        position_ids: ``[B, T]``, starting anew with every option.
-        part: ``[B, T]``, what a column belongs to: the prompt (0), an option (its number, from 1) or nothing (-1).
-        source: ``[B, K]``, for every option token the kept column whose logits predict it (column 0 is the prompt's last).
-        option: ``[B, K]``, which option the token belongs to; ``O`` for padding.
-        lengths: ``[B, O]``, tokens per option; 0 where an item has no such option.
+        input_ids: ``[R, T]``.
+        position_ids: ``[R, T]``, starting anew with every question, and with every option where its prompt ends.
+        question: ``[R, T]``, which question a column belongs to, or -1.
+        part: ``[R, T]``, what it is there: of the prompt (0) or of an option (its number, from 1).
+        kept: ``[G, K]``, columns that need logits, counted through all rows: in one group, or in one for every row.
+        source: ``[S]``, which of the kept columns predicts the token of an option.
+        target: ``[S]``, that token.
+        option: ``[S]``, the option it belongs to, counted through all questions (``O`` for each).
+        lengths: ``[N, O]``, tokens per option; 0 where a question has no such option.
+        places: row and first column of every question.
     """
 
     input_ids: Tensor
     position_ids: Tensor
+    question: Tensor
     part: Tensor
+    kept: Tensor
     source: Tensor
+    target: Tensor
     option: Tensor
     lengths: Tensor
-
-    @property
-    def kept(self) -> int:
-        """Columns whose logits are needed: the prompt's last and all option tokens."""
-        return self.source.shape[1] + 1
+    places: tuple[tuple[int, int], ...]
 
     @property
     def present(self) -> Tensor:
-        """``[B, O]``, which options exist."""
+        """``[N, O]``, which options exist."""
         return self.lengths > 0
 
     @property
     def visible(self) -> Tensor:
-        """``[B, T, T]``, which columns (last) a column sees: of what is not after it, the prompt and its own option."""
+        """``[R, T, T]``, which columns (last) a column sees: of its question's, not after it, the prompt and its own option."""
         width = self.part.shape[1]
-        seen, sees = self.part.unsqueeze(1), self.part.unsqueeze(2)
         before = torch.ones(width, width, dtype=torch.bool, device=self.part.device).tril()
         itself = torch.eye(width, dtype=torch.bool, device=self.part.device)  # for padding, or softmax gives NaN
-        return before & ((seen == 0) | ((seen == sees) & (seen > 0))) & (sees >= 0) | itself
+        seen, sees = self.part.unsqueeze(1), self.part.unsqueeze(2)
+        same = (self.question.unsqueeze(1) == self.question.unsqueeze(2)) & (self.question >= 0).unsqueeze(2)
+        return before & same & ((seen == 0) | (seen == sees)) | itself
 
     @property
     def used(self) -> Tensor:
-        """``[B, T]``, tokens that a score depends on: neither padding nor the last one of an option."""
-        prompt_width = self.input_ids.shape[1] - self.source.shape[1]
-        prompt = self.part[:, :prompt_width] == 0
-        columns = torch.arange(self.source.shape[1], device=self.source.device)
-        followed = (self.source == columns)[:, 1:]  # by a token that it predicts
-        return F.pad(torch.cat([prompt, followed], dim=1), (0, 1))
+        """``[R, T]``, tokens that a score depends on: neither padding nor the last one of an option."""
+        used = (self.part == 0) & (self.question >= 0)
+        used.view(-1)[self.kept.flatten()[self.source]] = True
+        return used
 
-    def repeat(self, n: int) -> PackedBatch:
-        """The batch ``n`` times in blocks, one for each draw."""
-        if n == 1:
-            return self
-        return PackedBatch(
-            *(getattr(self, f.name).repeat(n, *[1] * (getattr(self, f.name).ndim - 1)) for f in fields(self))
-        )
-
-    def to(self, device: torch.device | str) -> PackedBatch:
+    def to(self, device: torch.device) -> PackedBatch:
         """The batch on another device."""
-        return PackedBatch(*(getattr(self, f.name).to(device) for f in fields(self)))
+        moved: dict[str, Any] = {name: v.to(device) for name, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, **moved)
 
 
-def pack(items: Sequence[Encoded], pad_id: int = 0) -> PackedBatch:
-    """Pack encoded items into one batch.
+def packed_length(item: Encoded) -> int:
+    """Tokens of a question with all its options."""
+    return len(item.prompt_ids) + sum(map(len, item.option_ids))
 
-    Rows are filled in numpy: on small slices torch takes several times as long, which is felt in every step of training.
+
+def pack(items: Sequence[Encoded], pad_id: int = 0, *, multiple: int = 1, apart: bool = False) -> PackedBatch:
+    """Pack encoded questions into one batch.
+
+    It is filled in numpy: on small slices torch takes several times as long, which is felt in every step of training.
+
+    Args:
+        items: the questions.
+        pad_id: token in columns that are left empty.
+        multiple: the width is made a multiple of this; attention on a GPU is faster with multiples of 8.
+        apart: give every question a row of its own, in their order, for models that treat rows differently.
     """
-    prompt_width = max(len(item.prompt_ids) for item in items)
-    option_width = max(sum(map(len, item.option_ids)) for item in items)
-    most_options = max(len(item.option_ids) for item in items)
-    width = prompt_width + option_width
-    rows = _Rows(
-        input_ids=np.full((len(items), width), pad_id),
-        position_ids=np.zeros((len(items), width), dtype=np.int64),
-        part=np.full((len(items), width), -1),
-        source=np.zeros((len(items), option_width), dtype=np.int64),
-        option=np.full((len(items), option_width), most_options),
-        lengths=np.zeros((len(items), most_options), dtype=np.int64),
-    )
-    for row, item in enumerate(items):
-        _pack_row(rows, row, item, prompt_width)
-    return PackedBatch(*map(torch.from_numpy, rows))
+    lengths = [packed_length(item) for item in items]
+    places, rows, width = _rows_apart(lengths) if apart else _fewest_columns(lengths)
+    filling = _Filling.empty(items, places, rows, -(-width // multiple) * multiple, pad_id)
+    for number, item in enumerate(items):
+        filling.add(number, item)
+    return filling.batch(groups=rows if apart else 1)
 
 
-class _Rows(NamedTuple):
-    """The arrays of a batch, in the order of its fields."""
+Layout = tuple[list[tuple[int, int]], int, int]
+"""Row and first column of every question; number of rows; width."""
+
+
+def _rows_apart(lengths: Sequence[int]) -> Layout:
+    return [(row, 0) for row in range(len(lengths))], len(lengths), max(lengths)
+
+
+def _fewest_columns(lengths: Sequence[int]) -> Layout:
+    """Of the widths allowed, the layout with the fewest columns in all; the narrowest if several are equal."""
+    layouts = [_first_fit(lengths, int(share * max(lengths))) for share in WIDTHS]
+    return min(layouts, key=lambda layout: (layout[1] * layout[2], layout[2]))
+
+
+def _first_fit(lengths: Sequence[int], most: int) -> Layout:
+    """Longest first, every question goes into the first row that has room for it."""
+    filled: list[int] = []
+    places = [(0, 0)] * len(lengths)
+    for number in sorted(range(len(lengths)), key=lambda k: -lengths[k]):
+        length = lengths[number]
+        row = next((k for k, used in enumerate(filled) if used + length <= most), len(filled))
+        if row == len(filled):
+            filled.append(0)
+        places[number] = (row, filled[row])
+        filled[row] += length
+    return places, len(filled), max(filled)
+
+
+@dataclass
+class _Filling:
+    """The arrays of a batch while questions are put into them; the lists are joined at the end."""
 
     input_ids: Integers
     position_ids: Integers
+    question: Integers
     part: Integers
-    source: Integers
-    option: Integers
     lengths: Integers
+    places: list[tuple[int, int]]
+    kept: list[Integers]
+    source: list[Integers]
+    target: list[int]
+    option: list[int]
 
+    @classmethod
+    def empty(
+        cls, items: Sequence[Encoded], places: list[tuple[int, int]], rows: int, width: int, pad_id: int
+    ) -> _Filling:
+        most_options = max(len(item.option_ids) for item in items)
+        return cls(
+            input_ids=np.full((rows, width), pad_id),
+            position_ids=np.zeros((rows, width), dtype=np.int64),
+            question=np.full((rows, width), -1),
+            part=np.zeros((rows, width), dtype=np.int64),
+            lengths=np.zeros((len(items), most_options), dtype=np.int64),
+            places=places,
+            kept=[],
+            source=[],
+            target=[],
+            option=[],
+        )
 
-def _pack_row(rows: _Rows, row: int, item: Encoded, prompt_width: int) -> None:
-    length = len(item.prompt_ids)
-    start = prompt_width - length
-    rows.input_ids[row, start:prompt_width] = item.prompt_ids
-    rows.position_ids[row, start:prompt_width] = np.arange(length)
-    rows.part[row, start:prompt_width] = 0
-    column = prompt_width
-    for index, ids in enumerate(item.option_ids):
-        end = column + len(ids)
-        rows.input_ids[row, column:end] = ids
-        rows.position_ids[row, column:end] = np.arange(length, length + len(ids))
-        rows.part[row, column:end] = index + 1
-        first = column - prompt_width
-        rows.option[row, first : end - prompt_width] = index
-        # the first token is predicted by the prompt's last column, every other one by the token before it
-        rows.source[row, first + 1 : end - prompt_width] = np.arange(first + 1, end - prompt_width)
-        rows.lengths[row, index] = len(ids)
-        column = end
+    def add(self, number: int, item: Encoded) -> None:
+        """Put a question into its place."""
+        row, start = self.places[number]
+        length = len(item.prompt_ids)
+        column = start + length
+        self.input_ids[row, start:column] = item.prompt_ids
+        self.position_ids[row, start:column] = np.arange(length)
+        kept, source = [column - 1], []
+        for index, ids in enumerate(item.option_ids):
+            end = column + len(ids)
+            self.input_ids[row, column:end] = ids
+            self.position_ids[row, column:end] = np.arange(length, length + len(ids))
+            self.part[row, column:end] = index + 1
+            self.lengths[number, index] = len(ids)
+            # the first token is predicted by the prompt's last column, every other one by the token before it
+            source += [0, *range(len(kept), len(kept) + len(ids) - 1)]
+            kept += range(column, end - 1)
+            self.target += ids
+            self.option += [number * self.lengths.shape[1] + index] * len(ids)
+            column = end
+        self.question[row, start:column] = number
+        self.kept.append(np.array(kept) + row * self.input_ids.shape[1])
+        self.source.append(np.array(source))
+
+    def batch(self, groups: int) -> PackedBatch:
+        """The batch, with the columns kept in one group, or in one for each question."""
+        if groups == 1:
+            kept = np.concatenate(self.kept)[None]
+            starts = np.cumsum([0, *map(len, self.kept)])
+        else:
+            most = max(map(len, self.kept))
+            kept = np.stack([np.pad(columns, (0, most - len(columns)), mode="edge") for columns in self.kept])
+            starts = np.arange(len(self.kept)) * most
+        source = np.concatenate([own + start for own, start in zip(self.source, starts, strict=False)])
+        return PackedBatch(
+            input_ids=torch.from_numpy(self.input_ids),
+            position_ids=torch.from_numpy(self.position_ids),
+            question=torch.from_numpy(self.question),
+            part=torch.from_numpy(self.part),
+            kept=torch.from_numpy(kept),
+            source=torch.from_numpy(source),
+            target=torch.tensor(self.target),
+            option=torch.tensor(self.option),
+            lengths=torch.from_numpy(self.lengths),
+            places=tuple(self.places),
+        )
 
 
 @dataclass(frozen=True)
@@ -181,48 +260,78 @@ class OptionScores:
 
 
 def score_options(
-    model: nn.Module, batch: PackedBatch, inputs_embeds: Tensor | None = None, blocks: int = 1
+    model: nn.Module, batch: PackedBatch, inputs_embeds: Tensor | None = None, copies: int = 1
 ) -> OptionScores:
     """Score all options of a batch in one forward pass of a causal language model.
 
-    Given ``inputs_embeds [B, T, d]``, the model starts from them and not from the tokens' embeddings. ``blocks`` is how
-    many times over the model answers a batch that it is given once.
+    The model is given the batch ``copies`` times, in blocks, one for each draw. Scores come in as many blocks as the model
+    answers in, which are more if it repeats the batch by itself. Given ``inputs_embeds [R, T, d]``, it starts from them and
+    not from the tokens' embeddings.
     """
-    logits = packed_logits(model, batch, inputs_embeds)
-    batch = batch.repeat(blocks)
-    targets = batch.input_ids[:, -batch.source.shape[1] :]
-    rows = torch.arange(len(targets), device=targets.device).unsqueeze(1)
-    token = logits[rows, batch.source, targets] - logits.logsumexp(-1).gather(1, batch.source)
-    absent = ~batch.present
-    sums = torch.zeros(*batch.lengths.shape[:1], batch.lengths.shape[1] + 1, device=token.device, dtype=token.dtype)
-    total = sums.scatter_add(1, batch.option, token)[:, :-1]
-    mean = total / batch.lengths.clamp(min=1)
+    logits = packed_logits(model, batch, inputs_embeds, copies)
+    token = logits[:, batch.source, batch.target] - logits.logsumexp(-1)[:, batch.source]
+    sums = token.new_zeros(len(token), batch.lengths.numel()).index_add(1, batch.option, token)
+    total = sums.view(-1, batch.lengths.shape[1])
+    lengths, absent = (each.repeat(len(token), 1) for each in (batch.lengths, ~batch.present))
+    mean = total / lengths.clamp(min=1)
     return OptionScores(total.masked_fill(absent, -torch.inf), mean.masked_fill(absent, -torch.inf))
 
 
-def packed_logits(model: nn.Module, batch: PackedBatch, inputs_embeds: Tensor | None = None) -> Tensor:
-    """Logits ``[B, K + 1, vocabulary]`` in float32 of the prompt's last column and of the options."""
-    _require_no_window(model, batch.input_ids.shape[1])
-    with sdpa_kernel(ATTENTION):
+def packed_logits(model: nn.Module, batch: PackedBatch, inputs_embeds: Tensor | None = None, copies: int = 1) -> Tensor:
+    """Logits ``[blocks, G · K, vocabulary]`` in float32 of the columns kept."""
+    _require_no_window(model, batch.position_ids)
+    with sdpa_kernel(ATTENTION), _picking(model, batch) as picks:
         output: Any = model(
-            input_ids=batch.input_ids if inputs_embeds is None else None,
-            inputs_embeds=inputs_embeds,
-            position_ids=batch.position_ids,
-            attention_mask=_additive(batch.visible, _dtype(model)),
+            input_ids=_repeat(batch.input_ids, copies) if inputs_embeds is None else None,
+            inputs_embeds=None if inputs_embeds is None else _repeat(inputs_embeds, copies),
+            position_ids=_repeat(batch.position_ids, copies),
+            attention_mask=_repeat(_additive(batch.visible, _dtype(model)), copies),
             use_cache=False,
-            logits_to_keep=batch.kept,
         )
-    logits: Tensor = output.logits
-    return logits.float()
+    logits: Tensor = output.logits if picks else _pick(output.logits, batch)
+    return logits.reshape(-1, batch.kept.numel(), logits.shape[-1]).float()
 
 
-def _require_no_window(model: nn.Module, width: int) -> None:
+@contextmanager
+def _picking(model: nn.Module, batch: PackedBatch) -> Iterator[list[Tensor]]:
+    """Inside the block the output head is given the columns kept and no others; the list tells whether it was.
+
+    transformers' own ``logits_to_keep`` can only keep the same columns of every row.
+    """
+    picks: list[Tensor] = []
+
+    def pick(head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        picks[:] = [_pick(args[0], batch)]
+        return (picks[0], *args[1:])
+
+    find_head = getattr(model, "get_output_embeddings", None)
+    head = None if find_head is None else find_head()
+    # before other hooks: draws that begin at the head need not be repeated for columns that it is not given
+    handle = None if head is None else head.register_forward_pre_hook(pick, prepend=True)
+    try:
+        yield picks
+    finally:
+        if handle is not None:
+            handle.remove()
+
+
+def _pick(values: Tensor, batch: PackedBatch) -> Tensor:
+    """Of ``[blocks · R, T, d]`` the columns kept, ``[blocks · G, K, d]``."""
+    columns = values.reshape(-1, batch.input_ids.numel(), values.shape[-1])
+    return columns.index_select(1, batch.kept.flatten()).reshape(-1, batch.kept.shape[1], values.shape[-1])
+
+
+def _repeat(tensor: Tensor, copies: int) -> Tensor:
+    return tensor if copies == 1 else tensor.repeat(copies, *[1] * (tensor.ndim - 1))
+
+
+def _require_no_window(model: nn.Module, position_ids: Tensor) -> None:
     """A mask of our own would let sliding-window layers see further than they do by themselves."""
     window = getattr(getattr(model, "config", None), "sliding_window", None)
-    if window is not None and width > window:
+    if window is not None and (longest := int(position_ids.max()) + 1) > window:
         raise InputError(
-            f"a question with its options takes {width} tokens, and the model attends to {window} only (sliding window); "
-            f"use --max-tokens {window // 2} or less, or a model without such a window"
+            f"a question with its longest option takes {longest} tokens, and the model attends to {window} only (sliding "
+            f"window); use --max-tokens {window} or less, or a model without such a window"
         )
 
 

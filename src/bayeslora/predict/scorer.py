@@ -15,7 +15,7 @@ from bayeslora.adapter.holder import PosteriorHolder
 from bayeslora.posterior import LaplacePosterior
 from bayeslora.posterior.noise import Variates
 from bayeslora.predict.mc import average_draws
-from bayeslora.predict.options import Encoded, OptionScores, pack, score_options
+from bayeslora.predict.options import Encoded, OptionScores, PackedBatch, pack, packed_length, score_options
 
 
 class Scorer:
@@ -30,15 +30,21 @@ class Scorer:
         self.model = model
         self.pad_id = pad_id
 
-    def __call__(self, items: Sequence[Encoded], draws: int = 1) -> OptionScores:
-        """Scores of the questions, once for each of the draws that are in use, in blocks ``[draws · B, O]``."""
-        batch = pack(items, self.pad_id).to(self.device)
-        given, answered = self._shares(draws)
-        return score_options(self.model, batch.repeat(given), blocks=answered)
+    def __call__(self, items: Sequence[Encoded], draws: int = 1, *, apart: bool = False) -> OptionScores:
+        """Scores of the questions, once for each of the draws that are in use, in blocks ``[draws · N, O]``.
 
-    def _shares(self, draws: int) -> tuple[int, int]:
-        """How many times a batch is given, and how many times over each of them is answered."""
-        return (1, draws) if find_any_holder(self.model).fans_out else (draws, 1)
+        With ``apart`` the draws in use are as many as the questions, one for each.
+        """
+        return score_options(self.model, self.pack(items, apart=apart), copies=self._copies(draws))
+
+    def pack(self, items: Sequence[Encoded], *, apart: bool = False) -> PackedBatch:
+        """The questions as the model is given them."""
+        multiple = 8 if self.device.type == "cuda" else 1
+        return pack(items, self.pad_id, multiple=multiple, apart=apart).to(self.device)
+
+    def _copies(self, draws: int) -> int:
+        """How many times a batch is given; adapters that fan out repeat it by themselves."""
+        return 1 if find_any_holder(self.model).fans_out else draws
 
     def prepare(
         self, items: Sequence[Encoded], batch_tokens: int, advance: Callable[[int, int], None] | None = None
@@ -79,7 +85,7 @@ def score_questions(
     seed: int,
     batch_tokens: int,
     layers: str = "all",
-    variates: Variates = "independent",
+    variates: Variates = "antithetic",
     advance: Callable[[int, int], None] | None = None,
 ) -> DrawScores:
     """Score questions under the same ``samples`` draws of the adapter, or under its mean if there are to be none.
@@ -180,15 +186,15 @@ def require_numbers(log_probabilities: Tensor) -> None:
 
 
 def batches_by_length(items: Sequence[Encoded], tokens: int) -> Iterator[list[int]]:
-    """Row numbers of the items, longest first, in batches that fill at most so many tokens (or hold one item)."""
+    """Row numbers of the items, longest first, in batches of at most so many tokens (or of one item)."""
     order = sorted(range(len(items)), key=lambda row: packed_length(items[row]), reverse=True)
-    start = 0
-    while start < len(order):
-        rows = max(1, tokens // packed_length(items[order[start]]))
-        yield order[start : start + rows]
-        start += rows
-
-
-def packed_length(item: Encoded) -> int:
-    """Tokens of a question with all its options."""
-    return len(item.prompt_ids) + sum(map(len, item.option_ids))
+    batch: list[int] = []
+    room = tokens
+    for row in order:
+        length = packed_length(items[row])
+        if batch and length > room:
+            yield batch
+            batch, room = [], tokens
+        batch.append(row)
+        room -= length
+    yield batch

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bayeslora.adapter.base import ATTRIBUTE, Holder, find_any_holder
 from bayeslora.adapter.fan import Stack
 from bayeslora.errors import InputError
-from bayeslora.predict.options import Encoded, OptionScores, PackedBatch, pack, packed_logits, score_options
+from bayeslora.predict.options import Encoded, OptionScores, PackedBatch, packed_length, packed_logits, score_options
 from bayeslora.predict.scorer import Scorer, batches_by_length
 
 Key = tuple[tuple[int, ...], ...]
@@ -59,15 +59,14 @@ class TrunkScorer(Scorer):
         self._cache.cut = self._cut
         self._checked = False
 
-    def __call__(self, items: Sequence[Encoded], draws: int = 1) -> OptionScores:
+    def __call__(self, items: Sequence[Encoded], draws: int = 1, *, apart: bool = False) -> OptionScores:
         """As :meth:`Scorer.__call__`, from the kept output of the trunk."""
-        batch = pack(items, self.pad_id).to(self.device)
         self._check(items[:1])
-        given, answered = self._shares(draws)
-        states = self._states(items, batch).repeat(given, 1, 1)
+        batch = self.pack(items, apart=apart)
+        states = self._states(items, batch)
         find_any_holder(self.model).settle(self._root)
         with self._only(self._upper):
-            return score_options(self.model, batch.repeat(given), states, answered)
+            return score_options(self.model, batch, states, self._copies(draws))
 
     def prepare(
         self, items: Sequence[Encoded], batch_tokens: int, advance: Callable[[int, int], None] | None = None
@@ -94,20 +93,16 @@ class TrunkScorer(Scorer):
             self._fill(missing)
         kept = [self._cache.states[_key(item)] for item in items]
         states = torch.zeros((*batch.input_ids.shape, kept[0].shape[-1]), dtype=kept[0].dtype, device=self.device)
-        prompt_width = batch.input_ids.shape[1] - batch.source.shape[1]
-        for row, (item, own) in enumerate(zip(items, kept, strict=True)):
-            start = prompt_width - len(item.prompt_ids)
+        for (row, start), own in zip(batch.places, kept, strict=True):
             states[row, start : start + len(own)] = own.to(self.device, non_blocking=True)
         return states
 
     @torch.no_grad()
     def _fill(self, items: Sequence[Encoded]) -> None:
-        batch = pack(items, self.pad_id).to(self.device)
-        prompt_width = batch.input_ids.shape[1] - batch.source.shape[1]
+        batch = self.pack(items)
         states = self._compute(batch)
-        for row, item in enumerate(items):
-            start, length = prompt_width - len(item.prompt_ids), len(item.prompt_ids) + sum(map(len, item.option_ids))
-            self._cache.states[_key(item)] = states[row, start : start + length].to("cpu", copy=True)
+        for (row, start), item in zip(batch.places, items, strict=True):
+            self._cache.states[_key(item)] = states[row, start : start + packed_length(item)].to("cpu", copy=True)
 
     def _compute(self, batch: PackedBatch) -> Tensor:
         """What enters the first adapted layer. That layer is run too, as the one whose input can be had."""
@@ -155,7 +150,7 @@ class TrunkScorer(Scorer):
         """
         if self._checked:
             return
-        batch = pack(items, self.pad_id).to(self.device)
+        batch = self.pack(items)
         states = self._compute(batch)
         with self._at_the_mean():
             whole, inputs = self._observe(batch)

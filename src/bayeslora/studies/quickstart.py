@@ -51,7 +51,6 @@ def quickstart_config(method: str, seed: int) -> RunConfig:
             patience=0,
             eval_every=EPOCHS,
             cache_trunk=True,
-            group_by_length=True,
         ),
     )
 

@@ -151,8 +151,6 @@ class TrainingConfig:
     keeps the last."""
     cache_trunk: bool = False
     """Compute the frozen layers below the adapter once and keep their output: exact, and fast if layers is last:K."""
-    group_by_length: bool = False
-    """Put questions of like length into a batch: less padding, so faster, at the price of batches that are less mixed."""
     gradient_checkpointing: bool = False
     """Save memory by computing activations twice."""
 

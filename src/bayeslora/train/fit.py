@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bayeslora.adapter.base import Holder, find_any_holder
 from bayeslora.posterior import IllConditionedError
 from bayeslora.predict.options import Encoded
-from bayeslora.predict.scorer import Scorer, packed_length
+from bayeslora.predict.scorer import Scorer
 from bayeslora.progress import Reporter, Silent
 from bayeslora.train.checkpoint import TrainingState, load_checkpoint, save_checkpoint
 from bayeslora.train.config import TrainingConfig
@@ -31,9 +31,6 @@ from bayeslora.train.steps import JointSteps, SplitSteps, Steps
 from bayeslora.train.trackers import Log
 
 T = TypeVar("T")
-
-GROUPED_BATCHES = 6
-"""Batches among which questions are sorted by length where they are grouped by it."""
 
 
 @dataclass(frozen=True)
@@ -171,19 +168,8 @@ class Fit:
         rng = random.Random(f"{self.seed} {epoch}")
         order = list(range(len(self.examples)))
         rng.shuffle(order)
-        if self.config.group_by_length:
-            order = self._like_lengths_together(order)
         batches = list(_cut(order, self._batch_size))
-        if self.config.group_by_length:
-            rng.shuffle(batches)
         return [self.examples[row] for row in batches[index]]
-
-    def _like_lengths_together(self, order: Sequence[int]) -> list[int]:
-        """The order sorted by length within stretches of some batches: still another one in every epoch."""
-        stretches = _cut(order, GROUPED_BATCHES * self._batch_size)
-        return [
-            row for part in stretches for row in sorted(part, key=lambda k: packed_length(self.examples[k].encoded))
-        ]
 
     def _set_rates(self, step: int) -> None:
         factor = rate_factor(
