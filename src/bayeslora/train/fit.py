@@ -130,12 +130,12 @@ class Fit:
             noise = torch.Generator(self.scorer.device).manual_seed(_mix(self.seed, step, index))
             torch.manual_seed(_mix(self.seed, step, index, 1))  # dropout must not follow the noise of the draws
             try:
-                self._holder.draw(self._draws, noise)
+                self._holder.draw(draws := min(self._draws, len(part)), noise)
             except IllConditionedError as error:
                 raise self._diverged(str(error), state, part) from error
-            losses = self._losses(part)
+            losses = self._losses(part, draws)
             kl = self._holder.kl()
-            loss = losses.sum() / (self._draws * len(examples))
+            loss = losses.sum() / len(examples)
             penalty = self._holder.penalty()
             if penalty is not None:
                 loss = loss + penalty / len(parts)
@@ -143,7 +143,7 @@ class Fit:
             weighted = weight * share * kl.total
             self._require_finite(loss + weighted, state, part)
             self._steps.backward(loss, weighted)
-            nll += losses.detach().sum().item() / self._draws
+            nll += losses.detach().sum().item()
             kls["kl_inducing"] += share * kl.inducing.item()
             kls["kl_conditional"] += share * kl.conditional.item()
         self._require_finite(self._steps.step(), state, examples)
@@ -156,10 +156,10 @@ class Fit:
             figures = {"nll": nll / len(examples), **kls, "kl_weight": weight, "learning_rate": rate}
             self.log({f"train/{name}": value for name, value in figures.items()}, state.step)
 
-    def _losses(self, part: Sequence[Example]) -> Tensor:
-        """Cross-entropy of every question under every draw."""
-        scores = self.scorer([example.encoded for example in part], self._draws)
-        gold = torch.tensor([example.gold for example in part], device=scores.total.device).repeat(self._draws)
+    def _losses(self, part: Sequence[Example], draws: int) -> Tensor:
+        """Cross-entropy of every question; they are divided among the draws."""
+        scores = self.scorer([example.encoded for example in part], blocks=draws)
+        gold = torch.tensor([example.gold for example in part], device=scores.total.device)
         return cross_entropy(scores.log_probabilities, gold, scores.present, self._given("label_smoothing"))
 
     def _examples_of(self, step: int) -> list[Example]:
