@@ -55,7 +55,7 @@ def test_flipout_has_the_mean_and_the_variance_of_separate_draws(per):
     torch.manual_seed(0)
     with torch.no_grad():
         factors = made.draw(20_000, torch.Generator().manual_seed(0))
-        hidden = factors.inner("q")(x, factors["q"].A)
+        hidden = factors.inner_by_layer()["q"](x, factors["q"].A)
         torch.testing.assert_close(hidden.mean(0), x[0] @ mean.T, atol=0.03, rtol=0)
         variance = x[0].square() @ sd.square().T
         torch.testing.assert_close(hidden.var(0), variance, atol=1e-4, rtol=0.06)

@@ -52,8 +52,8 @@ def naive(made, factors, name, x, draw):
     h = A @ x
     mean, sd = network(made, name)(h)
     core = mean
-    if len(factors.inner(name).tensors) == 5:
-        core = mean + made.scale * sd * factors.inner(name).tensors[-1][draw]
+    if len(factors.inner_by_layer()[name].tensors) == 5:
+        core = mean + made.scale * sd * factors.inner_by_layer()[name].tensors[-1][draw]
     return core @ h
 
 
@@ -70,7 +70,7 @@ def test_the_kl_is_that_of_the_cores_of_all_tokens(seed, shape, prior_sd):
     expected = 0.0
     for layer in LAYERS:
         A = factors[layer.name].A
-        factors.inner(layer.name)(x, A)
+        factors.inner_by_layer()[layer.name](x, A)
         for token in x.flatten(0, 2):
             mean, sd = network(made, layer.name)(A[0] @ token)
             expected = expected + kl_divergence(Normal(mean, sd), Normal(0.0, prior_sd)).sum()
@@ -85,7 +85,7 @@ def test_the_kl_adds_up_over_tokens_and_is_the_mean_over_draws():
 
     def kl(inputs, n=1):
         factors = made.draw(n)
-        factors.inner("q")(inputs, factors["q"].A)
+        factors.inner_by_layer()["q"](inputs, factors["q"].A)
         return made.kl(factors).total
 
     one = kl(x)
@@ -100,7 +100,7 @@ def test_every_pass_has_its_own_kl_and_reading_it_changes_nothing():
     factors = made.draw(1)
     few, many = (torch.ones(1, 1, length, 4) for length in (1, 3))
     assert made.kl(factors).total == made.kl().total == 0  # nothing has passed yet
-    call = factors.inner("q")
+    call = factors.inner_by_layer()["q"]
     call(few, factors["q"].A)
     first = made.kl(factors).total
     assert made.kl(factors).total == first > 0
@@ -110,7 +110,7 @@ def test_every_pass_has_its_own_kl_and_reading_it_changes_nothing():
     torch.testing.assert_close(made.kl(factors).total, 4 * first)
     made.eval()
     still = made.draw(1)
-    still.inner("q")(few, still["q"].A)
+    still.inner_by_layer()["q"](few, still["q"].A)
     assert still.latents is None and made.kl(still).total == 0
 
 
@@ -122,14 +122,14 @@ def test_training_noise_has_the_moments_of_evaluation_noise(scale):
     torch.manual_seed(0)
     with torch.no_grad():
         mean_factors = made.mean()
-        mean = mean_factors.inner("q")(x[:1], mean_factors["q"].A)[0]
+        mean = mean_factors.inner_by_layer()["q"](x[:1], mean_factors["q"].A)[0]
         variance = torch.zeros_like(mean)
         for row, column in ((0, 0), (0, 1), (1, 0), (1, 1)):
             h = mean_factors["q"].A[0] @ x[0, row, column]
             variance[row, column] = (scale * network(made, "q")(h)[1]).square() @ h.square()
         for training in (True, False):
             factors = made.train(training).draw(20_000, torch.Generator().manual_seed(0))
-            hidden = factors.inner("q")(x, factors["q"].A)
+            hidden = factors.inner_by_layer()["q"](x, factors["q"].A)
             torch.testing.assert_close(hidden.mean(0), mean, atol=0.03, rtol=0)
             torch.testing.assert_close(hidden.var(0), variance, atol=1e-4, rtol=0.06)
             noise = hidden - mean
@@ -143,10 +143,10 @@ def test_flips_are_signs_on_both_sides_of_the_noise():
     factors = made.draw(1, torch.Generator().manual_seed(0))
     A = factors["q"].A
     torch.manual_seed(0)
-    seen = torch.stack([factors.inner("q")(x, A).flatten() for _ in range(300)]).detach()
+    seen = torch.stack([factors.inner_by_layer()["q"](x, A).flatten() for _ in range(300)]).detach()
     h = A[0] @ x.flatten()
     mean, sd = network(made, "q")(h)
-    noise = sd * factors.inner("q").tensors[-1][0]
+    noise = sd * factors.inner_by_layer()["q"].tensors[-1][0]
     sides = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.double)] * 6)
     possible = torch.stack([mean @ h + s[:3] * (noise @ (s[3:] * h)) for s in sides]).detach()
     apart = (seen.unsqueeze(1) - possible).abs().amax(-1)
@@ -254,7 +254,7 @@ def test_no_graph_is_kept_longer_than_its_draw():
     kept = []
     for _ in range(3):
         loss = model(input_ids=tokens(), labels=tokens()).loss + KL_WEIGHT * model.kl().total
-        kept += [weakref.ref(term) for term in find_holder(model)._drawn["default"].factors.latents.read()]
+        kept += [weakref.ref(term) for term in find_holder(model)._drawn["default"].factors.latents.outputs]
         loss.backward()
     gc.collect()
     assert [term() is None for term in kept] == [True] * 10 + [False] * 5  # five layers, and the last draw is in use
@@ -335,8 +335,10 @@ def test_a_start_from_lora_can_be_trained_away_from():
     made.start_from(point.mean())
     x = torch.randn(1, 2, 3, 4)
     factors = made.mean()
-    torch.testing.assert_close(factors.inner("q")(x, factors["q"].A), x @ point.mean()["q"].A.mT.unsqueeze(1))
-    (factors.inner("q")(x, factors["q"].A).square().sum()).backward()
+    torch.testing.assert_close(
+        factors.inner_by_layer()["q"](x, factors["q"].A), x @ point.mean()["q"].A.mT.unsqueeze(1)
+    )
+    (factors.inner_by_layer()["q"](x, factors["q"].A).square().sum()).backward()
     group = made.groups[0]
     assert made.get_parameter(f"network_weight2_{group.key}").grad[:, :9].abs().sum() > 0
 

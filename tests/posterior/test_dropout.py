@@ -26,7 +26,7 @@ def test_a_draw_drops_whole_input_features_and_keeps_the_mean():
 def test_in_training_every_position_has_a_mask_of_its_own():
     posterior = DropoutPosterior(LAYERS, DropoutConfig(p=0.5))
     factors = posterior.draw(1)
-    inner, (A, _) = factors.inner("q"), factors["q"]
+    inner, (A, _) = factors.inner_by_layer()["q"], factors["q"]
     x = torch.ones(1, 3, 5, 40)
     torch.manual_seed(1)
     hidden = inner(x, A)

@@ -71,7 +71,7 @@ def randomised(posterior, seed=5):
 
 def tensors(factors, name):
     """Everything that the update of one layer is made of."""
-    inner = factors.inner(name)
+    inner = factors.inner_by_layer().get(name)
     return (*factors[name], *(() if inner is None else inner.tensors))
 
 
@@ -81,7 +81,7 @@ def same(a, b):
 
 def half(factors, name):
     """What a layer computes before ``B`` for every unit vector as input, ``[n, R, i]``: ``A`` unless there is more to it."""
-    A, inner = factors[name].A, factors.inner(name)
+    A, inner = factors[name].A, factors.inner_by_layer().get(name)
     if inner is None:
         return A
     units = torch.eye(A.shape[-1], dtype=A.dtype).expand(A.shape[0], 1, -1, -1)

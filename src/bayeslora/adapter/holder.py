@@ -386,7 +386,7 @@ class PosteriorHolder(TunerModule, Holder):
 
     def _wrap(self, name: str, factors: Factors) -> Draws:
         layers = factors.by_layer(self._precision)
-        inners = {layer: inner for layer in factors if (inner := factors.inner(layer)) is not None}
+        inners = factors.inner_by_layer(self._precision)
         return Draws(factors, fingerprint(self.posterior(name)), layers, inners)
 
     def _is_current(self, name: str, drawn: Draws) -> bool:

@@ -70,10 +70,13 @@ class Factors:
         A, B = ([stack.to(dtype or stack.dtype).unbind(0) for stack in side] for side in (self.A, self.B))
         return {name: LayerFactors(A[group][row], B[group][row]) for name, (group, row) in self._positions.items()}
 
-    def inner(self, name: str) -> Inner | None:
-        """What one layer computes before ``B``, if that is more than ``A x``."""
-        group, row = self._positions[name]
-        return self.inners[group].map(lambda tensor: tensor[row]) if group < len(self.inners) else None
+    def inner_by_layer(self, dtype: torch.dtype | None = None) -> dict[str, Inner]:
+        """What layers compute before ``B`` where that is more than ``A x``, by their names; as :meth:`by_layer`."""
+        return {
+            name: own
+            for group, inner in zip(self.groups, self.inners, strict=False)
+            for name, own in zip(group.names, inner.unbind(len(group), dtype), strict=True)
+        }
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._positions)

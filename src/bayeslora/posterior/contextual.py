@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -37,34 +38,43 @@ class ContextualConfig:
 
 
 class KLRecord:
-    """The KL of the cores that layers drew in training, one term for each call of a layer.
+    """What the networks of the layers gave in training, call by call, for the KL of the cores drawn from it.
 
-    Terms add up until they are read, and the first call after that begins anew: a draw that serves several passes gives
-    each of them its own KL. Calls in a backward pass repeat earlier ones, for gradient checkpointing, and do not count.
+    Calls add up until they are read, and the first one after that begins anew: a draw that serves several passes gives each
+    of them its own KL. Calls in a backward pass repeat earlier ones, for gradient checkpointing, and do not count.
     """
 
-    def __init__(self, prior_sd: float) -> None:
-        self._prior_sd = prior_sd
-        self._terms: list[Tensor] = []
+    def __init__(self, prior_sd: float, scale: float) -> None:
+        self._prior_sd, self._scale = prior_sd, scale
+        self._outputs: list[Tensor] = []
         self._was_read = False
 
     @torch.compiler.disable
-    def add(self, mean: Tensor, sd: Tensor) -> None:
-        """Note a call: summed over tokens and entries, averaged over the draws, which come first.
-
-        The term is computed even if it does not count: checkpointing wants repetitions to be exact.
-        """
-        term = gaussian_kl(_wide(mean), sd, self._prior_sd) / mean.shape[0]
+    def add(self, outputs: Tensor) -> None:
+        """Note a call: what a network gave for all tokens, ``[n, m, 2 R²]``."""
         if torch._C._current_graph_task_id() != -1:  # inside a backward pass
             return
         if self._was_read:
-            self._terms, self._was_read = [], False
-        self._terms.append(term)
+            self._outputs, self._was_read = [], False
+        self._outputs.append(outputs)
 
-    def read(self) -> list[Tensor]:
-        """The terms of the calls so far."""
+    @property
+    def outputs(self) -> Sequence[Tensor]:
+        """Those of the calls so far."""
+        return self._outputs
+
+    def read(self, device: torch.device) -> Tensor:
+        """The KL of the calls so far: summed over tokens and entries, averaged over the draws; all layers at once."""
         self._was_read = True
-        return self._terms
+        alike: dict[tuple[Any, ...], list[Tensor]] = {}
+        for outputs in self._outputs:
+            alike.setdefault((outputs.device, outputs.shape[0], outputs.shape[2]), []).append(outputs)
+        terms = [self._kl(torch.cat(group, dim=1)) for group in alike.values()]
+        return torch.stack([term.to(device) for term in terms]).sum()
+
+    def _kl(self, outputs: Tensor) -> Tensor:
+        mean, root = _wide(outputs).chunk(2, dim=-1)
+        return gaussian_kl(mean, self._scale * root.sigmoid().square(), self._prior_sd) / len(outputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,18 +101,15 @@ class Core(Inner):
         hidden = torch.baddbmm(bias1.unsqueeze(1), h, weight1.mT).relu()
         outputs = torch.baddbmm(bias2.unsqueeze(1), hidden, weight2.mT)
         mean, *roots = outputs.unflatten(-1, (-1, rank, rank)).unbind(2)
-        result = _apply(mean, h)
-        if noise:
-            sd = self.scale * _wide(roots[0]).sigmoid().square()
-            if self.record is not None:
-                self.record.add(mean, sd)
-            spread = sd.to(h.dtype) * noise[0].unsqueeze(1)
-            if self.flip:
-                u, v = random_signs(h.shape, h), random_signs(h.shape, h)
-                result = result + v * _apply(spread, u * h)
-            else:
-                result = result + _apply(spread, h)
-        return result.unflatten(1, x.shape[1:3])
+        if not noise:
+            return _apply(mean, h).unflatten(1, x.shape[1:3])
+        if self.record is not None:
+            self.record.add(outputs)
+        spread = roots[0].sigmoid().square() * (self.scale * noise[0]).unsqueeze(1)
+        if self.flip:
+            u, v = random_signs((2, *h.shape), h)
+            spread = v.unsqueeze(-1) * spread * u.unsqueeze(-2)
+        return _apply(mean + spread, h).unflatten(1, x.shape[1:3])
 
 
 class ContextualPosterior(Posterior):
@@ -135,7 +142,7 @@ class ContextualPosterior(Posterior):
                 self._add(f"network_{name}_{group.key}", uniform / inputs**0.5)  # as torch starts linear layers
 
     def _draw(self, n: int, generator: torch.Generator | None) -> Factors:
-        record = KLRecord(self.config.prior_sd) if self.training else None
+        record = KLRecord(self.config.prior_sd, self.scale) if self.training else None
         cores = []
         for group in self.groups:
             noise = self._noise((len(group), n, group.rank, group.rank), generator)
@@ -170,15 +177,14 @@ class ContextualPosterior(Posterior):
 
     def _kl(self, factors: Factors | None, generator: torch.Generator | None) -> KL:
         record = None if factors is None else factors.latents
-        terms = [] if record is None else record.read()
-        if not terms:
+        if record is None or not record.outputs:
             return super()._kl(factors, generator)
-        if torch.is_grad_enabled() and self._trains_cores() and not all(term.requires_grad for term in terms):
+        if torch.is_grad_enabled() and self._trains_cores() and not all(o.requires_grad for o in record.outputs):
             raise RuntimeError(
                 "the KL of 'contextual' needs the graph of the forward pass, and that kept none: call the model with gradients "
                 "enabled, and for gradient checkpointing pass gradient_checkpointing_kwargs={'use_reentrant': False}"
             )
-        total = torch.stack([term.to(self._reference.device) for term in terms]).sum()
+        total = record.read(self._reference.device)
         return KL(total, torch.zeros_like(total))
 
     def _trains_cores(self) -> bool:

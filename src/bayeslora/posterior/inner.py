@@ -26,6 +26,11 @@ class Inner(ABC):
     def __call__(self, x: Tensor, A: Tensor) -> Tensor:
         """``[n, b, t, R]`` for inputs ``x [n, b, t, i]`` (draws, rows, positions) and ``A [n, R, i]``."""
 
+    def unbind(self, layers: int, dtype: torch.dtype | None = None) -> list[Self]:
+        """That of every layer of the stack, in another precision if wanted."""
+        stacks = [tensor.to(dtype or tensor.dtype).unbind(0) for tensor in self.tensors]
+        return [replace(self, tensors=tuple(stack[row] for stack in stacks)) for row in range(layers)]
+
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """The same with a function applied to all tensors."""
         return replace(self, tensors=tuple(map(function, self.tensors)))
@@ -60,10 +65,10 @@ class Flipout(Inner):
         (noise,) = self.tensors
         n, rows, positions, features = x.shape
         own = positions if self.per == "token" else 1
-        u, v = (random_signs((n, rows, own, size), x) for size in (features, A.shape[1]))
+        u, v = random_signs((n, rows, own, features + A.shape[1]), x).split((features, A.shape[1]), dim=-1)
         return x @ A.mT.unsqueeze(1) + v * ((u * x) @ noise.mT.unsqueeze(1))
 
 
 def random_signs(shape: Sequence[int], like: Tensor) -> Tensor:
     """Plus or minus one, equally likely, from torch's global generator."""
-    return torch.randint(0, 2, tuple(shape), device=like.device).to(like.dtype).mul_(2.0).sub_(1.0)
+    return torch.empty(tuple(shape), dtype=like.dtype, device=like.device).bernoulli_().mul_(2.0).sub_(1.0)
