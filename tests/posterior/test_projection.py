@@ -5,7 +5,7 @@ import torch
 
 from bayeslora.posterior import IllConditionedError, JitterWarning
 from bayeslora.posterior.projection import BASE_JITTER, Side, project
-from posterior.cases import random_side
+from posterior.cases import NoLooking, random_side
 
 
 @pytest.mark.parametrize("m, width", [(2, 5), (5, 2), (3, 3), (9, 8), (1, 4), (4, 1)])
@@ -92,3 +92,18 @@ def test_what_is_not_finite_raises_at_once(field, value):
     getattr(side, field).view(2, -1)[1, 0] = value
     with pytest.raises(IllConditionedError, match=r"1 of 2 kernel matrices .* not finite; training has diverged"):
         project([side])
+
+
+def test_devices_with_a_queue_are_not_waited_for(monkeypatch):
+    """The host looks at no number; what has no factor is NaN from there on, and everything else is the same."""
+    side = random_side(3, 5, 0.1)
+    (want,) = project([side])
+    monkeypatch.setattr("bayeslora.posterior.projection.ASYNCHRONOUS", ("cpu",))
+    with NoLooking():
+        (found,) = project([side])
+    assert all(map(torch.equal, found, want))
+    side.z[1, 0, 0] = torch.inf
+    with NoLooking():
+        (found,) = project([side])
+    assert torch.equal(found.p[0], want.p[0])
+    assert found.p[1].isnan().all() and found.chol[1].isnan().all()

@@ -20,6 +20,9 @@ from torch import Tensor
 BASE_JITTER = 1e-6
 """Part of the mean of ``diag(Z Zᵀ)`` that is always added to ``D²``."""
 
+ASYNCHRONOUS = ("cuda",)
+"""Devices that work through a queue, which would run empty if the host looked at a result in every step."""
+
 MAX_JITTER = 1e-2
 """Largest such part that is tried before giving up."""
 
@@ -69,7 +72,8 @@ def _factorise(sides: Sequence[Side]) -> tuple[Tensor, Tensor]:
     would be off by about 1e-3. So these small matrices are formed and factorised in float64 where the device has it.
 
     The jitter is part of ``D²``, so that the kernel and the conditional noise stay consistent. Matrices that fail are tried
-    again with ten times the jitter, the others are left as they are.
+    again with ten times the jitter, the others are left as they are. In float64 the first jitter is far above any rounding,
+    so nothing fails but what is not finite. That becomes NaN where asking would make the host wait for the device.
     """
     dtype = sides[0].z.dtype
     precise = dtype if sides[0].z.device.type == "mps" else torch.float64
@@ -82,6 +86,9 @@ def _factorise(sides: Sequence[Side]) -> tuple[Tensor, Tensor]:
         chol, info = torch.linalg.cholesky_ex(gram + torch.diag_embed(jittered))
         diagonal = chol.diagonal(dim1=-2, dim2=-1)
         failed = info.ne(0) | ~torch.isfinite(diagonal.sum(-1))  # NaN passes LAPACK unnoticed
+        if gram.device.type in ASYNCHRONOUS and precise == torch.float64:
+            chol = chol.masked_fill(failed[:, None, None], torch.nan)
+            return jittered.sqrt().to(dtype), chol.to(dtype)
         if not bool(failed.any()):
             return jittered.sqrt().to(dtype), chol.to(dtype)
         finite = torch.isfinite(gram).all() & torch.isfinite(d2).all()

@@ -98,8 +98,9 @@ class PackedBatch:
         return used
 
     def to(self, device: torch.device) -> PackedBatch:
-        """The batch on another device."""
-        moved: dict[str, Any] = {name: v.to(device) for name, v in vars(self).items() if isinstance(v, Tensor)}
+        """The batch on another device, without waiting for what that has to do."""
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        moved: dict[str, Any] = {name: value.to(device, non_blocking=True) for name, value in tensors.items()}
         return replace(self, **moved)
 
 

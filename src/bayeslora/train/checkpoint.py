@@ -92,8 +92,7 @@ def _restore_optimiser(
         if name.startswith("optimiser."):
             _, key, owner = name.split(".", 2)
             parameter = parameters[owner]
-            # AdamW keeps its step count on the CPU
-            optimiser.state[parameter][key] = value if key == "step" else value.to(parameter.device)
+            optimiser.state[parameter][key] = value.to(parameter.device)
 
 
 def _without_tensors(state: TrainingState) -> TrainingState:

@@ -38,7 +38,7 @@ class Steps(ABC):
 
     @abstractmethod
     def step(self) -> Tensor:
-        """Move the parameters; returns the norm of the gradient, which is finite if all is well."""
+        """Move the parameters; returns the norm of the gradient. If that is not finite, they stay where they were."""
 
 
 class JointSteps(Steps):
@@ -50,7 +50,7 @@ class JointSteps(Steps):
     """
 
     def __init__(self, groups: Sequence[dict[str, Any]], clip: float) -> None:
-        self.adamw = torch.optim.AdamW(list(groups))
+        self.adamw = torch.optim.AdamW(list(groups), fused=True)
         self.groups = self.adamw.param_groups
         self._clip = clip
 
@@ -61,8 +61,7 @@ class JointSteps(Steps):
     def step(self) -> Tensor:
         """See :class:`Steps`."""
         norm, scale_norm = clip_apart(self.groups, self._clip)
-        if bool(torch.isfinite(norm + scale_norm)):
-            self.adamw.step()
+        _step_if_finite(self.adamw, norm + scale_norm)
         return norm + scale_norm
 
 
@@ -79,9 +78,9 @@ class SplitSteps(Steps):
     """
 
     def __init__(self, groups: Sequence[dict[str, Any]], clip: float, split: Split, rate: float) -> None:
-        self.adamw = torch.optim.AdamW([group for group in groups if split.get(group["kind"]) != "both"])
+        self.adamw = torch.optim.AdamW([group for group in groups if split.get(group["kind"]) != "both"], fused=True)
         own = [{**group, "lr": rate, "weight_decay": 0.0} for group in groups if group["kind"] in split]
-        self._sgd = torch.optim.SGD(own)
+        self._sgd = torch.optim.SGD(own, fused=True)
         self.groups = [*self.adamw.param_groups, *self._sgd.param_groups]
         self._clip = clip
         self._moved: list[nn.Parameter] = [p for group in self._sgd.param_groups for p in group["params"]]
@@ -103,11 +102,16 @@ class SplitSteps(Steps):
         """See :class:`Steps`. Both gradients are taken where the parameters are before the step."""
         norm, _ = clip_apart(self.adamw.param_groups, self._clip)
         total = norm + torch.stack([gradient.abs().max() for gradient in self._kl_gradients]).max()
-        if bool(torch.isfinite(total)):
-            self.adamw.step()
-            for parameter, gradient in zip(self._moved, self._kl_gradients, strict=True):
-                if id(parameter) in self._along_both and parameter.grad is not None:
-                    gradient = gradient + parameter.grad
-                parameter.grad = gradient
-            self._sgd.step()
+        _step_if_finite(self.adamw, total)
+        for parameter, gradient in zip(self._moved, self._kl_gradients, strict=True):
+            if id(parameter) in self._along_both and parameter.grad is not None:
+                gradient = gradient + parameter.grad
+            parameter.grad = gradient
+        _step_if_finite(self._sgd, total)
         return total
+
+
+def _step_if_finite(optimiser: torch.optim.Optimizer, norm: Tensor) -> None:
+    """Move the parameters, unless the norm of the gradient says otherwise; the device decides, and the host need not wait."""
+    optimiser.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
+    optimiser.step()
