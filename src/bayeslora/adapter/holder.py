@@ -27,6 +27,7 @@ from bayeslora.adapter.tuner_module import TunerModule
 from bayeslora.depth import upper_layers
 from bayeslora.errors import InputError
 from bayeslora.posterior import KL, Factors, LayerFactors, Posterior
+from bayeslora.posterior.capture import Capture
 from bayeslora.posterior.inner import Inner
 from bayeslora.posterior.noise import Variates
 
@@ -98,12 +99,13 @@ class PosteriorHolder(TunerModule, Holder):
         self._mixed: list[str] | None = None
         self._bridge: Bridge | None = None
         self._generator: torch.Generator | None = None
+        self._captures: dict[str, Capture] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Draws belong to a graph and do not survive copying; a copy draws anew."""
         state = self.__dict__.copy()
         empty = PosteriorHolder()
-        for name in ("_mode", "_drawn", "_means", "_mixed", "_bridge", "_generator"):
+        for name in ("_mode", "_drawn", "_means", "_mixed", "_bridge", "_generator", "_captures"):
             state[name] = empty.__dict__[name]
         return state
 
@@ -185,9 +187,7 @@ class PosteriorHolder(TunerModule, Holder):
         """See :meth:`Holder.draw`."""
         if self.merged:
             raise ValueError("the adapter is merged into the base weights; call unmerge_adapter() before drawing")
-        drawn = {
-            name: self.posterior(name).draw(n, generator or self._noise_source(name), variates) for name in self.active
-        }
+        drawn = {name: self._draw(name, n, generator or self._noise_source(name), variates) for name in self.active}
         self.use(drawn, layers=layers, fan_out=fan_out)
 
     def use(self, factors: Mapping[str, Factors], *, layers: str = "all", fan_out: bool = False) -> None:
@@ -359,7 +359,7 @@ class PosteriorHolder(TunerModule, Holder):
         if self._mode.kind == "draws":
             return self._held(name)
         if self._mode.kind == "automatic" and self.training:
-            return self._sample(name, 1, self._noise_source(name))
+            return self._wrap(name, self._draw(name, 1, self._noise_source(name), "independent"))
         return self._mean(name)
 
     def _held(self, name: str) -> Draws:
@@ -381,8 +381,11 @@ class PosteriorHolder(TunerModule, Holder):
                 kept = self._means[name] = self._wrap(name, posterior.mean())
         return kept
 
-    def _sample(self, name: str, n: int, generator: torch.Generator | None) -> Draws:
-        return self._wrap(name, self.posterior(name).draw(n, generator))
+    def _draw(self, name: str, n: int, generator: torch.Generator | None, variates: Variates) -> Factors:
+        posterior = self.posterior(name)
+        if name not in self._captures or self._captures[name].posterior is not posterior:
+            self._captures[name] = Capture(posterior)
+        return self._captures[name].draw(n, generator, variates)
 
     def _wrap(self, name: str, factors: Factors) -> Draws:
         layers = factors.by_layer(self._precision)
@@ -442,7 +445,7 @@ class PosteriorHolder(TunerModule, Holder):
     def delete_adapter(self, adapter_name: str) -> None:
         """Remove an adapter and everything drawn from it."""
         super().delete_adapter(adapter_name)
-        for kept in (self._drawn, self._means, self._mode.held):
+        for kept in (self._drawn, self._means, self._mode.held, self._captures):
             kept.pop(adapter_name, None)
 
 

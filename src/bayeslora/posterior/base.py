@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from bayeslora.posterior.inner import Inner
 from bayeslora.posterior.kl import KL
 from bayeslora.posterior.layers import LayerGroup, LayerShape, group_by_shape, layer_positions, lora_start
-from bayeslora.posterior.noise import Variates, standard_normal
+from bayeslora.posterior.noise import KeptNoise, Variates, standard_normal
 
 POINT_KINDS: Mapping[str, str] = {"point_A_": "weights_a", "point_B_": "weights_b"}
 """What the parameters of layers with a point estimate are to an optimiser."""
@@ -38,8 +39,8 @@ class Factors:
 
     Groups in which all draws are the same may hold one of them only.
 
-    ``latents`` is what the posterior needs to evaluate its KL at this very draw. ``inners`` is, for each of the first groups,
-    what is computed before ``B`` where that is more than ``A x``.
+    ``latents`` is what the posterior needs to evaluate its KL at this very draw, or that KL. ``inners`` is, for each of the
+    first groups, what is computed before ``B`` where that is more than ``A x``.
     """
 
     groups: tuple[LayerGroup, ...]
@@ -143,6 +144,9 @@ class Posterior(nn.Module, ABC):
     partial: ClassVar[bool] = False
     """Whether some layers may have a point estimate instead: for posteriors that are trained themselves."""
 
+    capturable: ClassVar[bool] = False
+    """Whether draw and KL are the same operators every time, with nothing random but Gaussian noise: a CUDA graph will do."""
+
     amortised: ClassVar[bool] = False
     """Whether the KL grows with the inputs that were seen, and so adds up over the parts of a batch."""
 
@@ -160,6 +164,7 @@ class Posterior(nn.Module, ABC):
         self.point_groups = group_by_shape([layer for layer in self.layers if layer.name in points]) if points else ()
         self._scale = 1.0
         self._variates: Variates = "independent"
+        self._kept_noise: KeptNoise | None = None
         generator = torch.Generator().manual_seed(seed)
         self._initialise(generator)
         for group in self.point_groups:
@@ -200,6 +205,16 @@ class Posterior(nn.Module, ABC):
         finally:
             self._variates = "independent"
 
+    @contextmanager
+    def taking_noise_from(self, kept: KeptNoise) -> Iterator[None]:
+        """Inside the block, noise is what is kept there, from the first on."""
+        kept.rewind()
+        self._kept_noise = kept
+        try:
+            yield
+        finally:
+            self._kept_noise = None
+
     def mean(self) -> Factors:
         """Factors, as one draw, whose product is the mean of ``B A``: deterministic mode and merging.
 
@@ -221,6 +236,8 @@ class Posterior(nn.Module, ABC):
 
         Without ``factors`` an estimate takes a fresh sample. Exact terms ignore both arguments.
         """
+        if factors is not None and isinstance(factors.latents, KL):
+            return factors.latents
         with self._full_precision():
             return self._kl(factors, generator)
 
@@ -301,6 +318,8 @@ class Posterior(nn.Module, ABC):
         """Standard normal noise ``[L, n, ...]`` on the parameters' device, arranged as :meth:`draw` was told."""
         reference = self._reference
         dtype = torch.float64 if reference.dtype == torch.float64 else torch.float32
+        if self._kept_noise is not None:
+            return self._kept_noise.next(shape, reference.device, dtype)
         source = generator.device if generator is not None else reference.device
         return standard_normal(shape, generator, source, dtype, self._variates).to(reference.device)
 

@@ -90,6 +90,7 @@ class InducingPosterior(Posterior):
 
     config_class = InducingConfig
     partial = True
+    capturable = True
     config: InducingConfig
     parameter_kinds: ClassVar = {
         "z_": "points",

@@ -45,6 +45,7 @@ class MeanFieldPosterior(Posterior):
 
     config_class = MeanFieldConfig
     partial = True
+    capturable = True
     config: MeanFieldConfig
     parameter_kinds: ClassVar = {"mean_": "mean", "rho_": "scale"}
 

@@ -42,3 +42,28 @@ def _latin_hypercube(shape: Sequence[int], generator: torch.Generator | None, de
     order, place = (torch.rand(tuple(shape), generator=generator, device=device, dtype=torch.float64) for _ in range(2))
     edge = torch.finfo(torch.float64).eps
     return ((order.argsort(dim=1) + place) / shape[1]).clamp(edge, 1.0 - edge)
+
+
+class KeptNoise:
+    """Noise that lies in the same memory at every pass, in the order in which it is asked for."""
+
+    def __init__(self) -> None:
+        self._buffers: list[Tensor] = []
+        self._position = 0
+
+    def rewind(self) -> None:
+        """Begin a pass."""
+        self._position = 0
+
+    def next(self, shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
+        """The noise that is next in the pass; what it holds is :meth:`refill`'s affair."""
+        if self._position == len(self._buffers):
+            self._buffers.append(torch.randn(tuple(shape), device=device, dtype=dtype))
+        self._position += 1
+        return self._buffers[self._position - 1]
+
+    def refill(self, generator: torch.Generator | None, variates: Variates) -> None:
+        """The same noise as :func:`standard_normal` would give one after the other."""
+        for buffer in self._buffers:
+            source = buffer.device if generator is None else generator.device
+            buffer.copy_(standard_normal(buffer.shape, generator, source, buffer.dtype, variates), non_blocking=True)

@@ -1,0 +1,155 @@
+"""Draws in training as CUDA graphs.
+
+A draw with its KL and their backward pass are hundreds of small operators, whatever the number of layers. Issued one by one
+they keep a GPU waiting for the host. Captured once, they are two launches, and fresh noise is all that a step has to make.
+
+What a captured draw gives lies in the same memory every time. So the next draw is captured only if the last one has been
+used up: its gradient was taken, or nobody can ask for it any more. Otherwise, and wherever else a graph does not fit, draws are
+made operator by operator: the numbers are the same.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayeslora.posterior.base import Factors, Posterior
+from bayeslora.posterior.kl import KL
+from bayeslora.posterior.noise import KeptNoise, Variates
+
+EAGER = 3
+"""Draws before a graph is captured: a few steps are not worth it."""
+
+
+class Capture:
+    """Draws from one posterior, with a graph where that is possible."""
+
+    def __init__(self, posterior: Posterior) -> None:
+        self.posterior = posterior
+        self._key: tuple[Any, ...] = ()
+        self._alike = 0
+        self._graph: Graph | None = None
+
+    def draw(self, n: int, generator: torch.Generator | None, variates: Variates) -> Factors:
+        """As :meth:`Posterior.draw`; the KL at this draw comes with it where a graph was used."""
+        posterior = self.posterior
+        if not _eligible(posterior):
+            return posterior.draw(n, generator, variates)
+        key = (n, variates, posterior.scale, *((p.data_ptr(), p.requires_grad) for p in posterior.parameters()))
+        if key != self._key:
+            self._key, self._alike, self._graph = key, 0, None
+        self._alike += 1
+        if self._alike <= EAGER or (self._graph is not None and self._graph.in_use):
+            return posterior.draw(n, generator, variates)
+        if self._graph is None:
+            self._graph = Graph(posterior, n, variates)
+        return self._graph.draw(generator)
+
+
+def _eligible(posterior: Posterior) -> bool:
+    parameters = list(posterior.parameters())
+    return (
+        posterior.capturable
+        and posterior.training
+        and torch.is_grad_enabled()
+        and any(p.requires_grad for p in parameters)
+        and all(p.is_cuda and type(p.data) is Tensor for p in parameters)  # not those that are spread over processes
+        and not torch.cuda.is_current_stream_capturing()
+    )
+
+
+class _Token:
+    """Lives as long as somebody may ask for the gradient of a draw."""
+
+
+class Graph:
+    """A draw of a posterior and its KL, captured with their backward pass."""
+
+    def __init__(self, posterior: Posterior, n: int, variates: Variates) -> None:
+        self.variates: Variates = variates
+        self.parameters = [p for p in posterior.parameters() if p.requires_grad]
+        self.noise = KeptNoise()
+        self.number = 0
+        self._used_up = True
+        self._last: weakref.ref[_Token] | None = None
+        self._warm_up(posterior, n)
+        self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.forward):
+            factors, self.outputs = self._work(posterior, n)
+        self.by_outputs = [torch.zeros_like(output) for output in self.outputs]
+        with torch.cuda.graph(self.backward, pool=self.forward.pool()):
+            self.found = self._gradients(self.outputs, self.by_outputs)
+        self._factors = factors.detach()
+
+    def _warm_up(self, posterior: Posterior, n: int) -> None:
+        """Let libraries set themselves up, which cannot be captured."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                _, outputs = self._work(posterior, n)
+                self._gradients(outputs, [torch.zeros_like(output) for output in outputs])
+        torch.cuda.current_stream().wait_stream(side)
+
+    def _work(self, posterior: Posterior, n: int) -> tuple[Factors, tuple[Tensor, ...]]:
+        with posterior.taking_noise_from(self.noise):
+            factors = posterior.draw(n, None, self.variates)
+            kl = posterior.kl(factors)
+        return factors, (*factors.A, *factors.B, kl.inducing, kl.conditional)
+
+    def _gradients(self, outputs: Sequence[Tensor], by_outputs: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+        pairs = [(output, given) for output, given in zip(outputs, by_outputs, strict=True) if output.requires_grad]
+        # the graph is retained, or its memory would be used again, and gradients could be taken only once
+        wanted, given = zip(*pairs, strict=True)
+        return torch.autograd.grad(wanted, self.parameters, given, retain_graph=True, allow_unused=True)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether somebody may still want the gradient of the last draw."""
+        return not self._used_up and self._last is not None and self._last() is not None
+
+    def draw(self, generator: torch.Generator | None) -> Factors:
+        """The next draw."""
+        self.noise.refill(generator, self.variates)
+        *stacks, inducing, conditional = _Replay.apply(self, *self.parameters)
+        half = len(stacks) // 2
+        return replace(self._factors, A=tuple(stacks[:half]), B=tuple(stacks[half:]), latents=KL(inducing, conditional))
+
+    def begin(self) -> tuple[_Token, int]:
+        """A new draw takes the place of the last one."""
+        token = _Token()
+        self.number, self._used_up, self._last = self.number + 1, False, weakref.ref(token)
+        return token, self.number
+
+    def use_up(self) -> None:
+        """The gradient of the last draw has been taken."""
+        self._used_up = True
+
+
+class _Replay(torch.autograd.Function):
+    """Runs the graphs."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: Graph, *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.graph, (ctx.token, ctx.number) = graph, graph.begin()
+        graph.forward.replay()
+        return tuple(output.detach() for output in graph.outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        graph: Graph = ctx.graph
+        if ctx.number != graph.number:
+            raise RuntimeError(
+                "the gradient of a draw was asked for after the next draw was made, whose memory it shares; take gradients "
+                "before the model is called again"
+            )
+        for kept, gradient in zip(graph.by_outputs, gradients, strict=True):
+            kept.zero_() if gradient is None else kept.copy_(gradient)
+        graph.backward.replay()
+        graph.use_up()
+        return None, *(None if gradient is None else gradient.detach() for gradient in graph.found)

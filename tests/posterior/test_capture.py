@@ -1,0 +1,125 @@
+"""Draws as CUDA graphs: the noise they are fed with, when they are used, and, where there is a GPU, the numbers."""
+
+import pytest
+import torch
+
+from bayeslora.posterior import KL, InducingPosterior, LayerShape, MeanFieldPosterior, PointPosterior
+from bayeslora.posterior.capture import EAGER, Capture
+from bayeslora.posterior.noise import KeptNoise
+
+LAYERS = [LayerShape("a", 12, 10, rank=3), LayerShape("b", 12, 10, rank=3), LayerShape("c", 20, 12, rank=3)]
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def seeded(device="cpu", seed=0):
+    return torch.Generator(device).manual_seed(seed)
+
+
+def loss(posterior, factors):
+    kl = posterior.kl(factors)
+    return sum(stack.square().sum() for stack in (*factors.A, *factors.B)) + 0.1 * kl.inducing + 0.3 * kl.conditional
+
+
+@pytest.mark.parametrize("make", [InducingPosterior, MeanFieldPosterior])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_kept_noise_gives_the_same_draw(make, n):
+    """What a graph is fed with before each replay is what a draw would have made for itself."""
+    posterior, kept = make(LAYERS), KeptNoise()
+    with posterior.taking_noise_from(kept):
+        posterior.kl(posterior.draw(n))
+    for seed in range(2):
+        want = posterior.draw(n, seeded(seed=seed))
+        kept.refill(seeded(seed=seed), "antithetic")
+        with posterior.taking_noise_from(kept):
+            got = posterior.draw(n)
+            kl = posterior.kl(got)
+        assert all(map(torch.equal, (*got.A, *got.B), (*want.A, *want.B)))
+        assert torch.equal(kl.total, posterior.kl(want).total)
+    assert not torch.equal(posterior.draw(n).B[0], want.B[0])  # noise is its own again
+
+
+def test_a_kl_that_comes_with_the_draw_is_taken():
+    posterior = InducingPosterior(LAYERS)
+    known = KL(torch.tensor(1.0), torch.tensor(2.0))
+    from dataclasses import replace
+
+    assert posterior.kl(replace(posterior.draw(1), latents=known)) is known
+
+
+def test_on_a_cpu_draws_are_the_posteriors_own():
+    posterior = InducingPosterior(LAYERS)
+    capture = Capture(posterior)
+    for seed in range(EAGER + 2):
+        got, want = capture.draw(2, seeded(seed=seed), "antithetic"), posterior.draw(2, seeded(seed=seed))
+        assert all(map(torch.equal, (*got.A, *got.B), (*want.A, *want.B)))
+        assert not isinstance(got.latents, KL)
+
+
+@needs_gpu
+@pytest.mark.parametrize("make", [InducingPosterior, MeanFieldPosterior])
+@pytest.mark.parametrize("n", [1, 2])
+def test_captured_draws_equal_eager_ones_in_value_and_gradient(make, n):
+    posterior = make(LAYERS).cuda()
+    capture = Capture(posterior)
+    optimiser = torch.optim.SGD(posterior.parameters(), lr=1e-3)
+    captured = 0
+    for seed in range(EAGER + 4):
+        want = posterior.draw(n, seeded("cuda", seed))
+        expected = torch.autograd.grad(loss(posterior, want), list(posterior.parameters()), allow_unused=True)
+        got = capture.draw(n, seeded("cuda", seed), "antithetic")
+        captured += isinstance(got.latents, KL)
+        for one, other in zip((*got.A, *got.B), (*want.A, *want.B), strict=True):
+            torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+        optimiser.zero_grad()
+        loss(posterior, got).backward()
+        for parameter, gradient in zip(posterior.parameters(), expected, strict=True):
+            found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            torch.testing.assert_close(
+                found, torch.zeros_like(found) if gradient is None else gradient, atol=1e-4, rtol=1e-4
+            )
+        optimiser.step()  # the graph reads the parameters as they are
+    assert captured == 4
+
+
+@needs_gpu
+def test_a_draw_whose_gradient_is_wanted_is_not_overwritten():
+    posterior = InducingPosterior(LAYERS).cuda()
+    capture = Capture(posterior)
+    for seed in range(EAGER + 1):
+        loss(posterior, capture.draw(1, seeded("cuda", seed), "antithetic")).backward()
+    first = capture.draw(1, seeded("cuda", 7), "antithetic")
+    values = [stack.clone() for stack in first.B]
+    held = loss(posterior, first)
+    del first
+    second = capture.draw(1, seeded("cuda", 8), "antithetic")
+    assert not isinstance(second.latents, KL)  # made operator by operator
+    del second
+    third = capture.draw(1, seeded("cuda", 7), "antithetic")
+    assert not isinstance(third.latents, KL)
+    assert all(map(torch.equal, third.B, values)) or torch.allclose(third.B[0], values[0])
+    held.backward()
+    assert isinstance(capture.draw(1, None, "antithetic").latents, KL)
+
+
+@needs_gpu
+def test_changes_of_the_posterior_make_a_new_graph():
+    posterior = InducingPosterior(LAYERS).cuda()
+    capture = Capture(posterior)
+    for seed in range(EAGER + 1):
+        last = capture.draw(1, seeded("cuda", seed), "antithetic")
+        loss(posterior, last).backward()
+    assert isinstance(last.latents, KL)
+    posterior.scale = 0.5
+    want, got = posterior.draw(1, seeded("cuda")), capture.draw(1, seeded("cuda"), "antithetic")
+    torch.testing.assert_close(got.B[0], want.B[0])
+    assert not isinstance(capture.draw(2, None, "antithetic").latents, KL)
+
+
+@needs_gpu
+def test_where_nothing_is_trained_nothing_is_captured():
+    posterior = InducingPosterior(LAYERS).cuda()
+    point = PointPosterior(LAYERS).cuda()
+    for made in (posterior.eval(), point):
+        capture = Capture(made)
+        for _ in range(EAGER + 2):
+            assert not isinstance(capture.draw(1, None, "antithetic").latents, KL)
