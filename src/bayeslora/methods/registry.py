@@ -22,12 +22,14 @@ from bayeslora.methods import (
     pvera,
     temperature,
     tfb,
+    zero_shot,
 )
 from bayeslora.methods.base import Method, Preset
 
 ALL: dict[str, Method] = {
     module.METHOD.name: module.METHOD
     for module in (
+        zero_shot,
         lora,
         lora_plus,
         adalora,
