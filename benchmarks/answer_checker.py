@@ -2,9 +2,10 @@
 
 python benchmarks/answer_checker.py --data-dir DATA --out result.json
 
-Three figures: how many solutions have their answer accepted by the checker, how many math-verify accepts by itself
-(without looking whether both are written alike), and how many answers of other problems, written otherwise, are accepted.
-Those last ones may be equal all the same (1/2 and 0.5), so what was accepted is listed.
+Three figures: in how many solutions the last box holds what the checker takes for the answer that the data give apart; how
+many answers math-verify, without looking whether both are written alike, takes to be equal to themselves, which is how many
+it can read; and how many answers of other problems, written otherwise, are accepted. Those last ones may be equal all the
+same (1/2 and 0.5), so what was accepted is listed.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def test_the_baseline_and_the_reference_method():
 
 
 def test_unknown_names_are_refused_with_the_closest_one():
-    with pytest.raises(InputError, match=r"^unknown method 'Lora' \(did you mean 'lora'\?\); choose zero-shot, "):
+    with pytest.raises(InputError, match=r"^unknown method 'Lora' \(did you mean 'lora'\?\); choose lora, "):
         find_method("Lora")
     with pytest.raises(
         InputError, match=r"^method 'lora' has no preset 'defalt' \(did you mean 'default'\?\); choose "

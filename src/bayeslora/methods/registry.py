@@ -29,7 +29,6 @@ from bayeslora.methods.base import Method, Preset
 ALL: dict[str, Method] = {
     module.METHOD.name: module.METHOD
     for module in (
-        zero_shot,
         lora,
         lora_plus,
         adalora,
@@ -46,6 +45,7 @@ ALL: dict[str, Method] = {
         monteclora,
         pvera,
         bayesian_lora,
+        zero_shot,
     )
 }
 

@@ -157,12 +157,12 @@ def _key(problem: Problem) -> str:
 
 
 def read_math(values: Mapping[str, Any]) -> Problem:
-    """A row of MATH, whose answer is what its solution has in the last box."""
+    """A row of MATH. Where it gives no answer apart, that is what its solution has in the last box."""
     solution = str(values["solution"])
-    answer = boxed_answer(solution)
-    if answer is None:
+    answer = values.get("answer") or boxed_answer(solution)
+    if not answer:
         raise ValueError("no answer in a box")
-    return Problem(str(values["id"]), str(values["problem"]), solution, (answer,))
+    return Problem(str(values["id"]), str(values["problem"]), solution, (str(answer),))
 
 
 def read_aime(values: Mapping[str, Any]) -> Problem:
