@@ -105,7 +105,9 @@ def test_training_on_text_learns_it(lora: Path, text: str, tmp_path: Path) -> No
     before = train(text_config(text, "zero-shot"), tmp_path / "base")["metrics"]["nll"]
     after = read_json(lora / "result.json")["metrics"]["nll"]
     assert after < before - 0.1
-    longer = train(text_config(text, training=TrainingConfig(epochs=4, batch_size=4, learning_rate=0.01)), tmp_path / "l")
+    longer = train(
+        text_config(text, training=TrainingConfig(epochs=4, batch_size=4, learning_rate=0.01)), tmp_path / "l"
+    )
     assert longer["metrics"]["nll"] < after - 0.1
 
 
@@ -132,7 +134,9 @@ def test_the_temperature_is_fitted_on_validation_tokens(lora: Path, text: str, t
     assert result["validation"]["metrics"]["nll"] <= read_json(lora / "result.json")["validation"]["metrics"]["nll"]
 
 
-def test_evaluation_against_a_reference(lora: Path, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluation_against_a_reference(
+    lora: Path, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(text_config(text, "bbb"), tmp_path / "bbb")
     command = ["evaluate", tmp_path / "bbb", "--samples", 1, "--reference", lora, "--quiet"]
     for split in ("validation", "test"):
@@ -148,7 +152,9 @@ def test_evaluation_against_a_reference(lora: Path, text: str, tmp_path: Path, c
     assert "holds an evaluation already" in refusal(capsys)
 
 
-def test_references_that_cannot_be_used(lora: Path, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_references_that_cannot_be_used(
+    lora: Path, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(text_config(text, "mc-dropout"), tmp_path / "run")
     (tmp_path / "empty").mkdir()
     for reference, split, message in (
@@ -341,7 +347,18 @@ def test_problems_of_a_run_are_evaluated_anew_and_elsewhere(data: Path, text: st
 def test_what_solving_needs_is_asked_for_before_training(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["train", "--model", model_directory(), "--task", "math", "--data-dir", data, "--out", tmp_path / "run", "--quiet"]
+    words = [
+        "train",
+        "--model",
+        model_directory(),
+        "--task",
+        "math",
+        "--data-dir",
+        data,
+        "--out",
+        tmp_path / "run",
+        "--quiet",
+    ]
     assert bayeslora(*words, "--method", "monteclora") == 2
     assert "cannot average draws while it writes solutions; use --samples 1" in refusal(capsys)
     monkeypatch.setattr("bayeslora.tasks.boxed.importlib.util.find_spec", lambda name: None)
