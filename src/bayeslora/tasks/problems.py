@@ -159,8 +159,10 @@ def _key(problem: Problem) -> str:
 def read_math(values: Mapping[str, Any]) -> Problem:
     """A row of MATH. Where it gives no answer apart, that is what its solution has in the last box."""
     solution = str(values["solution"])
-    answer = values.get("answer") or boxed_answer(solution)
-    if not answer:
+    answer = values.get("answer")
+    if answer is None:
+        answer = boxed_answer(solution)
+    if answer is None:
         raise ValueError("no answer in a box")
     return Problem(str(values["id"]), str(values["problem"]), solution, (str(answer),))
 
