@@ -17,13 +17,13 @@ _SECONDS = 5
 
 
 def boxed_answer(text: str) -> str | None:
-    r"""The content of the last ``\\boxed{...}`` (or ``\\fbox``) of a solution, if it has one that is closed.
+    r"""The content of the last ``\boxed{...}`` (or ``\fbox``) of a solution, if it has one that is closed.
 
-    Without braces it is the next word, as in ``$\\boxed 2$``.
+    Without braces it is the next word, as in ``$\boxed 2$``.
 
     Example:
-        >>> boxed_answer(r"so it is $\\boxed{\\frac{1}{2}}$, not $\\boxed{1}")
-        '\\\\frac{1}{2}'
+        >>> boxed_answer(r"first $\boxed{1}$, then $\boxed{\frac{1}{2}}$, and $\boxed{never closed")
+        '\\frac{1}{2}'
     """
     found = None
     for match in _BOX.finditer(text):

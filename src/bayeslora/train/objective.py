@@ -87,20 +87,14 @@ class TokenObjective:
     def losses(self, examples: Sequence[EncodedText], draws: int) -> Tensor:
         """See :class:`Objective`. Smoothing spreads over the vocabulary."""
         batch = batch_texts(examples, self.pad_id, next(self.model.parameters()).device)
-        logits = batch.logits(self.model, draws).float()
-        targets = batch.targets.masked_fill(~batch.counted, IGNORED).repeat(draws, 1)
-        losses = F.cross_entropy(
-            logits.mT, targets, reduction="none", ignore_index=IGNORED, label_smoothing=self.label_smoothing
-        )
-        return losses.sum(1)
+        counted, targets = batch.counted.repeat(draws, 1), batch.targets.repeat(draws, 1)
+        logits = batch.logits(self.model, draws)[counted].float()
+        losses = F.cross_entropy(logits, targets[counted], reduction="none", label_smoothing=self.label_smoothing)
+        return torch.zeros(counted.shape, device=losses.device).masked_scatter(counted, losses).sum(1)
 
     def terms(self, example: EncodedText) -> int:
         """One for each token."""
         return len(example.target_ids)
-
-
-IGNORED = -100
-"""Target of padding."""
 
 
 def cross_entropy(log_probabilities: Tensor, gold: Tensor, present: Tensor, smoothing: float = 0.0) -> Tensor:

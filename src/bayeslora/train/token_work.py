@@ -78,6 +78,7 @@ class TokenJudge:
             "split": split,
             "samples": self.predictor.samples,
             "draw_layers": self.predictor.layers,
+            "posterior_scale": self.predictor.calibration.posterior_scale,
         }
         problems = chosen(task.load(split), self.config.prediction.solutions, "solutions")
         path = None if directory is None else directory.solutions
