@@ -10,6 +10,7 @@ import torch
 
 from bayeslora.bench.config import LORA, BenchConfig, parse_batch
 from bayeslora.bench.measures import MEASURES, TrainStep, count_operators, saved_bytes
+from bayeslora.bench.questions import harness, ours, random_questions
 from bayeslora.bench.run import bench
 from bayeslora.bench.shapes import SHAPES, build_model, twin
 from bayeslora.bench.subjects import Subjects, trainable
@@ -18,7 +19,7 @@ from bayeslora.errors import InputError
 from train.tiny import bayeslora
 
 CPU = torch.device("cpu")
-SMALL = {"batches": ("2x8",), "repeats": 2, "warmup": 0, "new_tokens": 2, "samples": (1, 2)}
+SMALL = {"batches": ("2x8",), "repeats": 2, "warmup": 0, "new_tokens": 2, "samples": (1, 2), "questions": 3}
 
 
 def subjects(**settings: object) -> Subjects:
@@ -72,12 +73,25 @@ def test_stock_lora_and_ours_train_the_same_numbers_of_parameters() -> None:
     assert trainable(made.make("lora")) == trainable(made.make(LORA)) > 0
 
 
+def test_the_harness_and_ours_compute_the_same() -> None:
+    """At the start of training PEFT's LoRA and ours are both the base model."""
+    pytest.importorskip("lm_eval")
+    made = subjects()
+    questions = random_questions(20, made.vocabulary)
+    theirs = [total for total, _ in harness(made.make(LORA).eval(), made, questions)()]
+    found = ours(made.make("lora"), questions, 0)().totals[0].flatten()
+    torch.testing.assert_close(found, torch.tensor(theirs, dtype=torch.float64), atol=1e-3, rtol=1e-5)
+
+
 @pytest.mark.parametrize("what", MEASURES)
 def test_everything_can_be_measured(what: str, tmp_path: Path) -> None:
+    if what == "questions":
+        pytest.importorskip("lm_eval")
     found = bench([what], BenchConfig(**SMALL, draw_layers=("all", "0.5")), device="cpu", out=tmp_path / "out.json")
     rows = found.record["rows"]
     assert rows and all(row["figures"] and all(value > 0 for value in row["figures"].values()) for row in rows)
-    assert {row["who"].partition(",")[0] for row in rows} == ({LORA} if what != "draw" else set()) | {"bayesian-lora"}
+    beside = {"draw": set(), "questions": {"lm-eval", "lora"}}.get(what, {LORA})
+    assert {row["who"].partition(",")[0] for row in rows} == beside | {"bayesian-lora"}
     for row in rows:
         assert what == "draw" or row["ratio"][1] <= row["ratio"][0] <= row["ratio"][2]
         assert row["who"] in found.text

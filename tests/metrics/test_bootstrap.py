@@ -8,7 +8,14 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import kstest
 
-from bayeslora.metrics import accuracy, bootstrap_interval, ece, nll, paired_bootstrap
+from bayeslora.metrics import (
+    accuracy,
+    bootstrap_interval,
+    bootstrap_interval_over_runs,
+    ece,
+    nll,
+    paired_bootstrap,
+)
 
 from .cases import random_case
 
@@ -129,3 +136,17 @@ def test_model_against_itself_is_no_difference() -> None:
     probs, labels = random_case(0, rows=50)
     result = paired_bootstrap(nll, probs, probs, labels, resamples=50)
     assert (result.difference, result.low, result.high, result.p_value) == (0.0, 0.0, 0.0, 1.0)
+
+
+def test_an_interval_over_runs_resamples_the_questions_of_all_runs_alike():
+    rng = np.random.default_rng(3)
+    runs, y = [rng.dirichlet(np.ones(3), size=40) for _ in range(3)], rng.integers(3, size=40)
+    found = bootstrap_interval_over_runs(nll, runs, y, resamples=50, seed=7)
+    draws = np.random.default_rng(7)
+    rows = [draws.integers(40, size=40) for _ in range(50)]
+    want = sorted(np.mean([nll(p[r], y[r]) for p in runs]) for r in rows)
+    assert found.value == pytest.approx(np.mean([nll(p, y) for p in runs]))
+    assert (found.low, found.high) == pytest.approx((want[1], want[48]))
+    assert bootstrap_interval_over_runs(nll, runs[:1], y) == bootstrap_interval(nll, runs[0], y)
+    with pytest.raises(ValueError, match="at least one run"):
+        bootstrap_interval_over_runs(nll, [], y)

@@ -147,7 +147,7 @@ def test_only_the_needed_columns_get_logits():
     with torch.no_grad():
         score_options(model, pack(items))
         score_options(model, pack(items), copies=2)
-        score_options(model, pack(items, apart=True))
+        score_options(model, pack(items, blocks=len(items)))
     assert seen == [(1, sum(needed), 32), (2, sum(needed), 32), (4, max(needed), 32)]
 
 
@@ -162,13 +162,13 @@ class Anonymous(torch.nn.Module):
         return self.model(**inputs)
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_layouts_and_unknown_heads_give_the_same_scores(apart):
+@pytest.mark.parametrize("blocks", [1, 2, 4, 9])
+def test_layouts_and_unknown_heads_give_the_same_scores(blocks):
     model, items = base_model(), questions(count=9)
     with torch.no_grad():
         want = score_options(model, pack(items)).total
         for asked in (model, Anonymous(model)):
-            found = score_options(asked, pack(items, apart=apart, multiple=8)).total
+            found = score_options(asked, pack(items, blocks=blocks, multiple=8)).total
             torch.testing.assert_close(found, want, atol=1e-5, rtol=0)
 
 
@@ -184,7 +184,7 @@ def test_rows_hold_several_questions_and_little_padding():
             own[row, start : start + length] = True
             assert torch.equal(batch.question == number, own)
     assert pack(items, multiple=8).input_ids.shape[1] % 8 == 0
-    assert pack(items, apart=True).input_ids.shape == (32, max(lengths))
+    assert pack(items, blocks=len(items)).input_ids.shape == (32, max(lengths))
 
 
 def test_probabilities_are_averaged_and_not_logits():

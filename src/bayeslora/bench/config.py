@@ -35,6 +35,8 @@ class BenchConfig:
     """Numbers of draws in prediction."""
     draw_layers: tuple[str, ...] = ("all",)
     """Layers in which draws differ, for prediction: all, last:K or fractions."""
+    questions: int = 256
+    """Questions with four options each, where those are timed."""
     new_tokens: int = 32
     """Tokens to write, where decoding is timed."""
     gradient_checkpointing: bool = False
@@ -51,7 +53,7 @@ class BenchConfig:
             raise InputError(
                 f"model is {self.model!r}; choose one of {', '.join(SHAPES)}{did_you_mean(self.model, SHAPES)}"
             )
-        for name in ("rank", "repeats", "new_tokens"):
+        for name in ("rank", "repeats", "questions", "new_tokens"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; give at least 1")
         if self.warmup < 0:

@@ -1,4 +1,4 @@
-"""The measurements: a training step, a prediction, a token, a draw, and memory."""
+"""The measurements: a training step, a prediction, questions, a token, a draw, and memory."""
 
 from __future__ import annotations
 
@@ -13,29 +13,14 @@ from torch import Tensor
 
 from bayeslora.adapter import find_holder
 from bayeslora.bench.config import LORA, BenchConfig, parse_batch
+from bayeslora.bench.questions import measure_questions
+from bayeslora.bench.rows import Row
 from bayeslora.bench.subjects import Subjects, trainable
 from bayeslora.bench.timing import Timing, time_in_turns
 from bayeslora.predict.mc import posterior_predictive
 from bayeslora.progress import Reporter
 
 KL_WEIGHT = 1e-6
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table: what was measured for whom, and how that compares with PEFT's LoRA.
-
-    Attributes:
-        what: ``train 8x128``, ``predict 8x128``, ...
-        who: the method.
-        figures: numbers by name; times in seconds, sizes in bytes.
-        ratio: to PEFT's LoRA in the same rounds, with quartiles, if it is a time.
-    """
-
-    what: str
-    who: str
-    figures: dict[str, float]
-    ratio: tuple[float, float, float] | None = None
 
 
 Measure = Callable[[Subjects, Reporter], Iterator[Row]]
@@ -242,6 +227,7 @@ def _timed(
 MEASURES: dict[str, Measure] = {
     "train": measure_train,
     "predict": measure_predict,
+    "questions": measure_questions,
     "decode": measure_decode,
     "draw": measure_draw,
     "memory": measure_memory,

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from bayeslora.bench.config import BenchConfig
-from bayeslora.bench.measures import MEASURES, Row
+from bayeslora.bench.measures import MEASURES
+from bayeslora.bench.rows import Row
 from bayeslora.bench.subjects import Subjects
 from bayeslora.errors import InputError
 from bayeslora.files import write_json

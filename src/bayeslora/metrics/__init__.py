@@ -15,6 +15,7 @@ from bayeslora.metrics.bootstrap import (
     Metric,
     PairedDifference,
     bootstrap_interval,
+    bootstrap_interval_over_runs,
     paired_bootstrap,
     paired_bootstrap_over_runs,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "aurc",
     "auroc",
     "bootstrap_interval",
+    "bootstrap_interval_over_runs",
     "brier",
     "classwise_ece",
     "confidence_auroc",

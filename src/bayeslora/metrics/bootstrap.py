@@ -52,10 +52,29 @@ def bootstrap_interval(
     seed: int = 0,
 ) -> Interval:
     """Percentile interval of ``metric`` on these rows."""
-    p, y = check_classification(probs, labels)
+    return bootstrap_interval_over_runs(metric, [probs], labels, level=level, resamples=resamples, seed=seed)
+
+
+def bootstrap_interval_over_runs(
+    metric: Metric,
+    runs: Sequence[ArrayLike],
+    labels: ArrayLike,
+    *,
+    level: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Interval:
+    """The same for a method that was run several times: the metric is averaged over the runs.
+
+    All runs see the same resample of the rows. So the interval is about the questions and not about the seeds.
+    """
+    if not runs:
+        raise ValueError("need at least one run, got none")
+    checked = [check_classification(probs, labels) for probs in runs]
     level = check_open_share(level, "level")
-    draws = _resample(lambda rows: metric(p[rows], y[rows]), len(y), resamples, seed)
-    return Interval(float(metric(p, y)), *_middle(draws, level))
+    mean = _Mean(metric, [probs for probs, _ in checked], checked[0][1])
+    draws = _resample(mean, len(mean.labels), resamples, seed)
+    return Interval(mean(slice(None)), *_middle(draws, level))
 
 
 def paired_bootstrap(
@@ -90,10 +109,7 @@ def paired_bootstrap_over_runs(
     resamples: int = 1000,
     seed: int = 0,
 ) -> PairedDifference:
-    """The same for two methods that were each run several times: their metrics are averaged over the runs.
-
-    All runs see the same resample of the rows. So the interval is about the questions and not about the seeds.
-    """
+    """The same for two methods that were each run several times, as in :func:`bootstrap_interval_over_runs`."""
     if not runs_a or not runs_b:
         raise ValueError(f"need at least one run of each, got {len(runs_a)} and {len(runs_b)}")
     checked = [check_classification(probs, labels, "probs_a") for probs in runs_a]
@@ -103,17 +119,27 @@ def paired_bootstrap_over_runs(
         if other.shape != a[0].shape:
             raise ValueError(f"probs_a and probs_b must have the same shape, got {a[0].shape} and {other.shape}")
     level = check_open_share(level, "level")
-
-    def mean(runs: Sequence[NDArray[Any]], rows: NDArray[np.int64] | slice) -> float:
-        return float(np.mean([float(metric(probs[rows], y[rows])) for probs in runs]))
+    mean_a, mean_b = _Mean(metric, a, y), _Mean(metric, b, y)
 
     def difference(rows: NDArray[np.int64] | slice) -> float:
-        return mean(a, rows) - mean(b, rows)
+        return mean_a(rows) - mean_b(rows)
 
     draws = _resample(difference, len(y), resamples, seed)
     tail = min(int((draws <= 0).sum()), int((draws >= 0).sum()))
     p_value = min(1.0, 2 * (tail + 1) / (len(draws) + 1))
     return PairedDifference(difference(slice(None)), *_middle(draws, level), p_value)
+
+
+@dataclass(frozen=True)
+class _Mean:
+    """A metric on some of the rows, averaged over runs."""
+
+    metric: Metric
+    runs: Sequence[NDArray[Any]]
+    labels: NDArray[Any]
+
+    def __call__(self, rows: NDArray[np.int64] | slice) -> float:
+        return float(np.mean([float(self.metric(probs[rows], self.labels[rows])) for probs in self.runs]))
 
 
 def _resample(

@@ -84,7 +84,7 @@ def option_jacobian(
         if holder.posterior(name) is posterior:
             factors[name] = posterior.place(points, A, B)
     holder.use(factors)
-    scores = scorer(items, apart=True)
+    scores = scorer(items, blocks=len(items))
     require_numbers(scores.log_probabilities)
     rows = list(option_gradients(scores.log_probabilities, scores.present, [*A, *B]))
     stacked = [torch.stack(by_option, dim=2) for by_option in zip(*rows, strict=True)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -56,7 +56,7 @@ class PackedBatch:
         position_ids: ``[R, T]``, starting anew with every question, and with every option where its prompt ends.
         question: ``[R, T]``, which question a column belongs to, or -1.
         part: ``[R, T]``, what it is there: of the prompt (0) or of an option (its number, from 1).
-        kept: ``[G, K]``, columns that need logits, counted through all rows: in one group, or in one for every row.
+        kept: ``[G, K]``, columns that need logits, counted through all rows, of each of ``G`` blocks of rows.
         source: ``[S]``, which of the kept columns predicts the token of an option.
         target: ``[S]``, that token.
         option: ``[S]``, the option it belongs to, counted through all questions (``O`` for each).
@@ -108,7 +108,7 @@ def packed_length(item: Encoded) -> int:
     return len(item.prompt_ids) + sum(map(len, item.option_ids))
 
 
-def pack(items: Sequence[Encoded], pad_id: int = 0, *, multiple: int = 1, apart: bool = False) -> PackedBatch:
+def pack(items: Sequence[Encoded], pad_id: int = 0, *, multiple: int = 1, blocks: int = 1) -> PackedBatch:
     """Pack encoded questions into one batch.
 
     It is filled in numpy: on small slices torch takes several times as long, which is felt in every step of training.
@@ -117,31 +117,41 @@ def pack(items: Sequence[Encoded], pad_id: int = 0, *, multiple: int = 1, apart:
         items: the questions.
         pad_id: token in columns that are left empty.
         multiple: the width is made a multiple of this; attention on a GPU is faster with multiples of 8.
-        apart: give every question a row of its own, in their order, for models that treat rows differently.
+        blocks: how many blocks of rows to divide the questions among, in turn, for as many draws that are in use.
     """
-    lengths = [packed_length(item) for item in items]
-    places, rows, width = _rows_apart(lengths) if apart else _fewest_columns(lengths)
-    filling = _Filling.empty(items, places, rows, -(-width // multiple) * multiple, pad_id)
+    layout = _fewest_columns([packed_length(item) for item in items], blocks)
+    shape = layout.rows, -(-layout.width // multiple) * multiple
+    filling = _Filling.empty(items, layout.places, shape, pad_id, blocks)
     for number, item in enumerate(items):
         filling.add(number, item)
-    return filling.batch(groups=rows if apart else 1)
+    return filling.batch()
 
 
-Layout = tuple[list[tuple[int, int]], int, int]
-"""Row and first column of every question; number of rows; width."""
+class _Layout(NamedTuple):
+    """Row and first column of every question, number of rows, and their width."""
+
+    places: list[tuple[int, int]]
+    rows: int
+    width: int
 
 
-def _rows_apart(lengths: Sequence[int]) -> Layout:
-    return [(row, 0) for row in range(len(lengths))], len(lengths), max(lengths)
-
-
-def _fewest_columns(lengths: Sequence[int]) -> Layout:
+def _fewest_columns(lengths: Sequence[int], blocks: int) -> _Layout:
     """Of the widths allowed, the layout with the fewest columns in all; the narrowest if several are equal."""
-    layouts = [_first_fit(lengths, int(share * max(lengths))) for share in WIDTHS]
-    return min(layouts, key=lambda layout: (layout[1] * layout[2], layout[2]))
+    layouts = [_in_blocks(lengths, blocks, int(share * max(lengths))) for share in WIDTHS]
+    return min(layouts, key=lambda layout: (layout.rows * layout.width, layout.width))
 
 
-def _first_fit(lengths: Sequence[int], most: int) -> Layout:
+def _in_blocks(lengths: Sequence[int], blocks: int, most: int) -> _Layout:
+    """The layouts of the blocks, one below the other, each with as many rows as the one that needs the most."""
+    parts = [_first_fit(lengths[block::blocks], most) for block in range(blocks)]
+    rows, width = max(part.rows for part in parts), max(part.width for part in parts)
+    places = [(0, 0)] * len(lengths)
+    for block, part in enumerate(parts):
+        places[block::blocks] = [(block * rows + row, column) for row, column in part.places]
+    return _Layout(places, blocks * rows, width)
+
+
+def _first_fit(lengths: Sequence[int], most: int) -> _Layout:
     """Longest first, every question goes into the first row that has room for it."""
     filled: list[int] = []
     places = [(0, 0)] * len(lengths)
@@ -152,12 +162,12 @@ def _first_fit(lengths: Sequence[int], most: int) -> Layout:
             filled.append(0)
         places[number] = (row, filled[row])
         filled[row] += length
-    return places, len(filled), max(filled)
+    return _Layout(places, len(filled), max(filled))
 
 
 @dataclass
 class _Filling:
-    """The arrays of a batch while questions are put into them; the lists are joined at the end."""
+    """The arrays of a batch while questions are put into them; ``kept`` and ``source`` are those of each block."""
 
     input_ids: Integers
     position_ids: Integers
@@ -165,24 +175,29 @@ class _Filling:
     part: Integers
     lengths: Integers
     places: list[tuple[int, int]]
-    kept: list[Integers]
-    source: list[Integers]
+    kept: list[list[int]]
+    source: list[tuple[int, int]]
     target: list[int]
     option: list[int]
 
     @classmethod
     def empty(
-        cls, items: Sequence[Encoded], places: list[tuple[int, int]], rows: int, width: int, pad_id: int
+        cls,
+        items: Sequence[Encoded],
+        places: list[tuple[int, int]],
+        shape: tuple[int, int],
+        pad_id: int,
+        blocks: int,
     ) -> _Filling:
         most_options = max(len(item.option_ids) for item in items)
         return cls(
-            input_ids=np.full((rows, width), pad_id),
-            position_ids=np.zeros((rows, width), dtype=np.int64),
-            question=np.full((rows, width), -1),
-            part=np.zeros((rows, width), dtype=np.int64),
+            input_ids=np.full(shape, pad_id),
+            position_ids=np.zeros(shape, dtype=np.int64),
+            question=np.full(shape, -1),
+            part=np.zeros(shape, dtype=np.int64),
             lengths=np.zeros((len(items), most_options), dtype=np.int64),
             places=places,
-            kept=[],
+            kept=[[] for _ in range(blocks)],
             source=[],
             target=[],
             option=[],
@@ -195,7 +210,10 @@ class _Filling:
         column = start + length
         self.input_ids[row, start:column] = item.prompt_ids
         self.position_ids[row, start:column] = np.arange(length)
-        kept, source = [column - 1], []
+        block = number % len(self.kept)
+        kept, before = self.kept[block], row * self.input_ids.shape[1]
+        last_of_prompt = len(kept)
+        kept.append(before + column - 1)
         for index, ids in enumerate(item.option_ids):
             end = column + len(ids)
             self.input_ids[row, column:end] = ids
@@ -203,32 +221,25 @@ class _Filling:
             self.part[row, column:end] = index + 1
             self.lengths[number, index] = len(ids)
             # the first token is predicted by the prompt's last column, every other one by the token before it
-            source += [0, *range(len(kept), len(kept) + len(ids) - 1)]
-            kept += range(column, end - 1)
+            predicted_by = [last_of_prompt, *range(len(kept), len(kept) + len(ids) - 1)]
+            self.source += [(block, source) for source in predicted_by]
+            kept += range(before + column, before + end - 1)
             self.target += ids
             self.option += [number * self.lengths.shape[1] + index] * len(ids)
             column = end
         self.question[row, start:column] = number
-        self.kept.append(np.array(kept) + row * self.input_ids.shape[1])
-        self.source.append(np.array(source))
 
-    def batch(self, groups: int) -> PackedBatch:
-        """The batch, with the columns kept in one group, or in one for each question."""
-        if groups == 1:
-            kept = np.concatenate(self.kept)[None]
-            starts = np.cumsum([0, *map(len, self.kept)])
-        else:
-            most = max(map(len, self.kept))
-            kept = np.stack([np.pad(columns, (0, most - len(columns)), mode="edge") for columns in self.kept])
-            starts = np.arange(len(self.kept)) * most
-        source = np.concatenate([own + start for own, start in zip(self.source, starts, strict=False)])
+    def batch(self) -> PackedBatch:
+        """The batch; blocks that keep fewer columns than others repeat their last."""
+        most = max(map(len, self.kept))
+        kept = [[*columns, *[columns[-1]] * (most - len(columns))] for columns in self.kept]
         return PackedBatch(
             input_ids=torch.from_numpy(self.input_ids),
             position_ids=torch.from_numpy(self.position_ids),
             question=torch.from_numpy(self.question),
             part=torch.from_numpy(self.part),
-            kept=torch.from_numpy(kept),
-            source=torch.from_numpy(source),
+            kept=torch.tensor(kept),
+            source=torch.tensor([block * most + source for block, source in self.source]),
             target=torch.tensor(self.target),
             option=torch.tensor(self.option),
             lengths=torch.from_numpy(self.lengths),

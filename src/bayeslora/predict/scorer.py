@@ -30,17 +30,17 @@ class Scorer:
         self.model = model
         self.pad_id = pad_id
 
-    def __call__(self, items: Sequence[Encoded], draws: int = 1, *, apart: bool = False) -> OptionScores:
+    def __call__(self, items: Sequence[Encoded], draws: int = 1, *, blocks: int = 1) -> OptionScores:
         """Scores of the questions, once for each of the draws that are in use, in blocks ``[draws · N, O]``.
 
-        With ``apart`` the draws in use are as many as the questions, one for each.
+        With ``blocks`` the questions are divided among that many draws instead, and each is scored by one of them.
         """
-        return score_options(self.model, self.pack(items, apart=apart), copies=self._copies(draws))
+        return score_options(self.model, self.pack(items, blocks=blocks), copies=self._copies(draws))
 
-    def pack(self, items: Sequence[Encoded], *, apart: bool = False) -> PackedBatch:
+    def pack(self, items: Sequence[Encoded], *, blocks: int = 1) -> PackedBatch:
         """The questions as the model is given them."""
         multiple = 8 if self.device.type == "cuda" else 1
-        return pack(items, self.pad_id, multiple=multiple, apart=apart).to(self.device)
+        return pack(items, self.pad_id, multiple=multiple, blocks=blocks).to(self.device)
 
     def _copies(self, draws: int) -> int:
         """How many times a batch is given; adapters that fan out repeat it by themselves."""

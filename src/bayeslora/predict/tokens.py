@@ -45,14 +45,14 @@ class TokenBatch:
     targets: Tensor
     counted: Tensor
 
-    def logits(self, model: nn.Module, draws: int = 1) -> Tensor:
-        """Logits ``[draws · B, K, vocabulary]``, in blocks, of the tokens that predict targets."""
+    def logits(self, model: nn.Module) -> Tensor:
+        """Logits ``[B, K, vocabulary]`` of the tokens that predict targets."""
         mask = self.attention_mask
         with sdpa_kernel(ATTENTION):
             output: Any = model(
-                input_ids=self.input_ids.repeat(draws, 1),
-                attention_mask=None if bool(mask.all()) else mask.repeat(draws, 1),
-                position_ids=(mask.cumsum(1) - 1).clamp(min=0).repeat(draws, 1),
+                input_ids=self.input_ids,
+                attention_mask=None if bool(mask.all()) else mask,
+                position_ids=(mask.cumsum(1) - 1).clamp(min=0),
                 use_cache=False,
                 logits_to_keep=self.targets.shape[1],
             )

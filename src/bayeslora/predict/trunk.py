@@ -59,10 +59,10 @@ class TrunkScorer(Scorer):
         self._cache.cut = self._cut
         self._checked = False
 
-    def __call__(self, items: Sequence[Encoded], draws: int = 1, *, apart: bool = False) -> OptionScores:
+    def __call__(self, items: Sequence[Encoded], draws: int = 1, *, blocks: int = 1) -> OptionScores:
         """As :meth:`Scorer.__call__`, from the kept output of the trunk."""
         self._check(items[:1])
-        batch = self.pack(items, apart=apart)
+        batch = self.pack(items, blocks=blocks)
         states = self._states(items, batch)
         find_any_holder(self.model).settle(self._root)
         with self._only(self._upper):

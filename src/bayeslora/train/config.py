@@ -142,7 +142,7 @@ class TrainingConfig:
     kl_warmup: float | None = None
     """Share of the steps in which the KL's weight rises from zero."""
     draws: int | None = None
-    """Weight draws per step."""
+    """Weight draws per step, among which the questions are divided: more of them make gradients less noisy, at no cost."""
     clip: float = 1.0
     """Bound of the gradient's norm, for weights and for posterior scales apart."""
     eval_every: int = 1

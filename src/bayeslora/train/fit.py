@@ -123,13 +123,13 @@ class Fit(Generic[Lesson]):
             noise = torch.Generator(self._device).manual_seed(_mix(self.seed, step, index))
             torch.manual_seed(_mix(self.seed, step, index, 1))  # dropout must not follow the noise of the draws
             try:
-                self._holder.draw(self._draws, noise)
+                self._holder.draw(draws := min(self._draws, len(part)), noise)
             except IllConditionedError as error:
                 raise self._diverged(str(error), state, part) from error
-            losses = self.objective.losses(part, self._draws)
+            losses = self.objective.losses(part, draws)
             kl = self._holder.kl()
             # over the terms that a batch of this size has on average, so that every term of the data weighs the same
-            loss = losses.sum() / (self._draws * len(examples) * self._terms)
+            loss = losses.sum() / (len(examples) * self._terms)
             penalty = self._holder.penalty()
             if penalty is not None:
                 loss = loss + penalty / len(parts)
@@ -137,7 +137,7 @@ class Fit(Generic[Lesson]):
             weighted = weight * share * kl.total
             self._require_finite(loss + weighted, state, part)
             self._steps.backward(loss, weighted)
-            nll += losses.detach().sum().item() / self._draws
+            nll += losses.detach().sum().item()
             kls["kl_inducing"] += share * kl.inducing.item()
             kls["kl_conditional"] += share * kl.conditional.item()
         self._require_finite(self._steps.step(), state, examples)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -38,7 +39,7 @@ class Objective(Protocol[Learnt]):
         """The model that learns."""
 
     def losses(self, examples: Sequence[Learnt], draws: int) -> Tensor:
-        """Cross-entropy of every example, summed over its terms, under each of the draws in use, ``[draws · B]``."""
+        """Cross-entropy ``[B]`` of every example, summed over its terms. They are divided among the draws in use."""
 
     def terms(self, example: Learnt) -> int:
         """How many answers or tokens an example consists of."""
@@ -67,8 +68,8 @@ class QuestionObjective:
 
     def losses(self, examples: Sequence[Example], draws: int) -> Tensor:
         """See :class:`Objective`."""
-        scores = self.scorer([example.encoded for example in examples], draws)
-        gold = torch.tensor([example.gold for example in examples], device=scores.total.device).repeat(draws)
+        scores = self.scorer([example.encoded for example in examples], blocks=draws)
+        gold = torch.tensor([example.gold for example in examples], device=scores.total.device)
         return cross_entropy(scores.log_probabilities, gold, scores.present, self.label_smoothing)
 
     def terms(self, example: Example) -> int:
@@ -86,11 +87,17 @@ class TokenObjective:
 
     def losses(self, examples: Sequence[EncodedText], draws: int) -> Tensor:
         """See :class:`Objective`. Smoothing spreads over the vocabulary."""
-        batch = batch_texts(examples, self.pad_id, next(self.model.parameters()).device)
-        counted, targets = batch.counted.repeat(draws, 1), batch.targets.repeat(draws, 1)
-        logits = batch.logits(self.model, draws)[counted].float()
-        losses = F.cross_entropy(logits, targets[counted], reduction="none", label_smoothing=self.label_smoothing)
-        return torch.zeros(counted.shape, device=losses.device).masked_scatter(counted, losses).sum(1)
+        size = math.ceil(len(examples) / draws)
+        rows = [k % draws * size + k // draws for k in range(len(examples))]
+        given = [examples[0]] * (draws * size)  # rows that would be empty hold any text, and do not count
+        for row, example in zip(rows, examples, strict=True):
+            given[row] = example
+        batch = batch_texts(given, self.pad_id, next(self.model.parameters()).device)
+        counted = torch.zeros_like(batch.counted)
+        counted[rows] = batch.counted[rows]
+        logits, targets = batch.logits(self.model)[counted].float(), batch.targets[counted]
+        losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.label_smoothing)
+        return torch.zeros(counted.shape, device=losses.device).masked_scatter(counted, losses).sum(1)[rows]
 
     def terms(self, example: EncodedText) -> int:
         """One for each token."""

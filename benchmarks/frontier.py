@@ -1,0 +1,160 @@
+"""What drawing in the upper layers only costs and saves: quality against the time of a prediction.
+
+python benchmarks/frontier.py RUN --trained 0.5=RUN2 0.25=RUN3 --data-dir DATA --out result.json --figure frontier.svg
+
+RUN is fully stochastic and drawn above each cut, with the mean below (late draws). Runs given as ``--trained`` were trained
+with ``--stochastic-layers CUT``. The scale of the posterior is chosen for every cut on the validation split; all metrics but
+that NLL are those of the test split. Times are relative to one pass with the posterior mean, taken in turns in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from bayeslora import load_run
+from bayeslora.bench.timing import Timing, time_in_turns
+from bayeslora.predict.calibrate import DEFAULT_SCALES, choose_scale
+from bayeslora.predict.predictor import Predictor
+from bayeslora.tasks import Item, load_task, require_gold
+from bayeslora.train.environment import describe_environment
+from bayeslora.train.run import make_predictor, make_scorer
+from bayeslora.train.trained import TrainedModel
+
+METRICS = ("acc", "nll", "ece", "epistemic")
+
+
+@dataclass
+class Candidate:
+    """A way to predict: a run, and the layers in which its draws differ."""
+
+    form: str
+    cut: str
+    run: TrainedModel
+    predictor: Predictor
+    scale: float = 1.0
+    validation_nll: float = float("nan")
+
+    def choose_scale(self, items: Sequence[Item]) -> None:
+        """The scale of least NLL on these questions."""
+        encoded = self.predictor.encode(items)
+
+        def scores(scale: float) -> np.ndarray:
+            self.run.model.base_model.posterior_scale = scale
+            return self.predictor.score(encoded).predictive
+
+        scales = DEFAULT_SCALES if self.predictor.samples else (1.0,)
+        choice = choose_scale(scores, require_gold(items), scales)
+        self.scale, self.validation_nll = choice.scale, choice.nll
+
+    def predict(self, items: Sequence[Item], encoded: Sequence[Any]) -> Any:
+        """Predictions at the chosen scale."""
+        self.run.model.base_model.posterior_scale = self.scale
+        return self.predictor(items, encoded)
+
+    def record(self, metrics: dict[str, float], timing: Timing, base: Timing) -> dict[str, Any]:
+        """As it is written."""
+        middle, low, high = timing.ratio_to(base)
+        row = {"form": self.form, "cut": self.cut, "scale": self.scale, "validation_nll": self.validation_nll}
+        return row | {name: metrics[name] for name in METRICS} | {"cost": middle, "cost_quartiles": [low, high]}
+
+
+def candidates(given: argparse.Namespace) -> list[Candidate]:
+    """The mean of the run, its late draws, and the runs trained with a cut."""
+    run = load_run(given.run, raw=True)
+
+    def predictor(run: TrainedModel) -> Predictor:
+        made = make_predictor(make_scorer(run.model, run.loaded, run.config, None), run.loaded, run.config)
+        return replace(made, samples=given.samples)
+
+    own = predictor(run)
+    found = [Candidate("mean", "none", run, replace(own, samples=0))]
+    found += [Candidate("late draws", cut, run, replace(own, layers=cut)) for cut in given.cuts]
+    for text in given.trained:
+        cut, _, path = text.partition("=")
+        partial = load_run(path, raw=True)
+        found.append(Candidate("trained", cut, partial, predictor(partial)))
+    return found
+
+
+def measure(given: argparse.Namespace) -> dict[str, Any]:
+    """Quality and time of every candidate."""
+    ways = candidates(given)
+    config = ways[0].run.config
+    task = load_task(config.task, given.data_dir)
+    validation, test = task.load("validation").items, task.load("test").items[: given.questions]
+    for way in ways:
+        way.choose_scale(validation)
+    encoded = ways[0].predictor.encode(test)
+    metrics = [way.predict(test, encoded).metrics() for way in ways]
+    actions = {
+        f"{way.form} {way.cut}": lambda way=way: way.predict(test[: given.timed], encoded[: given.timed])
+        for way in ways
+    }
+    device = ways[0].predictor.scorer.device
+    timings = list(time_in_turns(actions, device, repeats=given.repeats, warmup=1).values())
+    return {
+        "schema": 1,
+        "task": config.task,
+        "samples": given.samples,
+        "questions": {"validation": len(validation), "test": len(test), "timed": min(given.timed, len(test))},
+        "rows": [
+            way.record(figures, timing, timings[0]) for way, figures, timing in zip(ways, metrics, timings, strict=True)
+        ],
+        "environment": describe_environment(device),
+    }
+
+
+def draw(record: dict[str, Any], path: Path) -> None:
+    """NLL, ECE and epistemic uncertainty against the cost."""
+    titles = {"nll": "test NLL", "ece": "test ECE", "epistemic": "epistemic uncertainty (nats)"}
+    figure = Figure(figsize=(9.6, 3.2), layout="constrained")
+    axes = figure.subplots(1, len(titles))
+    for axis, (name, title) in zip(axes, titles.items(), strict=True):
+        for form, marker in (("late draws", "o-"), ("trained", "s--")):
+            rows = sorted((r for r in record["rows"] if r["form"] == form), key=lambda row: row["cost"])
+            if rows:
+                axis.plot([r["cost"] for r in rows], [r[name] for r in rows], marker, label=form)
+            for r in rows:
+                axis.annotate(r["cut"], (r["cost"], r[name]), xytext=(4, 4), textcoords="offset points", fontsize=7)
+        mean = next(r for r in record["rows"] if r["form"] == "mean")
+        axis.plot([mean["cost"]], [mean[name]], "kx", label="posterior mean")
+        axis.set(xlabel="time of a prediction (mean = 1)", title=title)
+    axes[0].legend(fontsize=8)
+    figure.savefig(path)
+
+
+def main() -> None:
+    """Measure, write, draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--trained", nargs="*", default=[], metavar="CUT=RUN")
+    parser.add_argument("--cuts", nargs="+", default=["all", "0.75", "0.5", "0.25", "0.125"])
+    parser.add_argument("--samples", type=int, default=4)
+    parser.add_argument("--data-dir", type=Path, default=None)
+    parser.add_argument("--questions", type=int, default=None, help="of the test split; all by default")
+    parser.add_argument("--timed", type=int, default=512, help="questions that are timed")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--figure", type=Path, default=None)
+    given = parser.parse_args()
+    record = measure(given)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    given.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    for row in record["rows"]:
+        print(
+            "  ".join(f"{name} {value:.4g}" if isinstance(value, float) else str(value) for name, value in row.items())
+        )
+    if given.figure is not None:
+        draw(record, given.figure)
+
+
+if __name__ == "__main__":
+    main()
