@@ -19,7 +19,8 @@ from bayeslora.predict.scorer import Scorer, score_questions
 from bayeslora.predict.trunk import TrunkScorer
 from bayeslora.train.config import TrainingConfig
 from bayeslora.train.errors import TrainingDiverged
-from bayeslora.train.fit import Example, Fit, _mix
+from bayeslora.train.fit import Fit, _mix
+from bayeslora.train.objective import Example, QuestionObjective
 from bayeslora.train.optimise import rate_factor
 from predict.test_options import questions
 
@@ -71,7 +72,9 @@ def validation_nll(model):
 def make_fit(model, *, scorer=None, validate=None, seed=0, count=COUNT, fit=None, **changes):
     """A run; without ``validate`` every evaluation comes out the same."""
     validate = validate or (lambda: {"nll": 0.0})
-    return Fit(scorer or Scorer(model), examples(count), settings(**changes), seed, validate, **(fit or {}))
+    config = settings(**changes)
+    objective = QuestionObjective(scorer or Scorer(model), config.label_smoothing)
+    return Fit(objective, examples(count), config, seed, validate, **(fit or {}))
 
 
 def make_whole_fit(model, **changes):

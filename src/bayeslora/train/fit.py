@@ -12,20 +12,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from bayeslora.adapter.base import Holder, find_any_holder
 from bayeslora.posterior import IllConditionedError
-from bayeslora.predict.options import Encoded
-from bayeslora.predict.scorer import Scorer
 from bayeslora.progress import Reporter, Silent
 from bayeslora.train.checkpoint import TrainingState, load_checkpoint, save_checkpoint
 from bayeslora.train.config import TrainingConfig
 from bayeslora.train.errors import TrainingDiverged
-from bayeslora.train.objective import KLWeight, cross_entropy
+from bayeslora.train.objective import KLWeight, Lesson, Objective
 from bayeslora.train.optimise import parameter_groups, rate_factor
 from bayeslora.train.steps import JointSteps, SplitSteps, Steps
 from bayeslora.train.trackers import Log
@@ -33,22 +31,13 @@ from bayeslora.train.trackers import Log
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Example:
-    """A question to learn from."""
-
-    id: str
-    encoded: Encoded
-    gold: int
-
-
 @dataclass
-class Fit:
+class Fit(Generic[Lesson]):
     """One training run.
 
     Args:
-        scorer: scores questions with the adapted model.
-        examples: the training questions.
+        objective: what is learnt, with the adapted model.
+        examples: the training questions or texts.
         config: settings, with nothing left open.
         seed: of everything random.
         validate: evaluates the model as it is; must report ``nll``.
@@ -59,8 +48,8 @@ class Fit:
         log: told the figures of every step.
     """
 
-    scorer: Scorer
-    examples: Sequence[Example]
+    objective: Objective[Lesson]
+    examples: Sequence[Lesson]
     config: TrainingConfig
     seed: int
     validate: Callable[[], Mapping[str, float]]
@@ -71,7 +60,8 @@ class Fit:
     log: Log | None = None
 
     def __post_init__(self) -> None:
-        self._model: nn.Module = self.scorer.model
+        self._model: nn.Module = self.objective.model
+        self._device = next(self._model.parameters()).device
         self._holder: Holder = find_any_holder(self._model)
         trained = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         remembered = {f"remembered.{name}": buffer for name, buffer in self._holder.named_buffers()}
@@ -82,6 +72,7 @@ class Fit:
         self._batch_size: int = self._given("batch_size")
         self._epochs: int = self._given("epochs")
         self._draws: int = self._given("draws")
+        self._terms: float = sum(map(self.objective.terms, self.examples)) / max(1, len(self.examples))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -98,7 +89,7 @@ class Fit:
         state = self._resume()
         clock, saved = time.monotonic() - state.seconds, time.monotonic()
         advance = self.report.stage("training")
-        devices = [self.scorer.device] if self.scorer.device.type == "cuda" else []
+        devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices), self._holder.restoring():
             while state.step < self.steps and not state.stopped:
                 advance(state.step, self.steps)
@@ -120,22 +111,25 @@ class Fit:
     def _step(self, state: TrainingState) -> None:
         self._model.train()
         step = state.step
-        weight = self._kl_weight.at(step, self.steps, examples=len(self.examples), batch_size=self._batch_size)
+        weight = self._kl_weight.at(
+            step, self.steps, examples=len(self.examples), batch_size=self._batch_size, terms=self._terms
+        )
         examples = self._examples_of(step)
         parts = list(_cut(examples, self.config.micro_batch or len(examples)))
         self._set_rates(step)
         self._steps.zero_grad()
         nll, kls = 0.0, {"kl_inducing": 0.0, "kl_conditional": 0.0}
         for index, part in enumerate(parts):
-            noise = torch.Generator(self.scorer.device).manual_seed(_mix(self.seed, step, index))
+            noise = torch.Generator(self._device).manual_seed(_mix(self.seed, step, index))
             torch.manual_seed(_mix(self.seed, step, index, 1))  # dropout must not follow the noise of the draws
             try:
                 self._holder.draw(draws := min(self._draws, len(part)), noise)
             except IllConditionedError as error:
                 raise self._diverged(str(error), state, part) from error
-            losses = self._losses(part, draws)
+            losses = self.objective.losses(part, draws)
             kl = self._holder.kl()
-            loss = losses.sum() / len(examples)
+            # over the terms that a batch of this size has on average, so that every term of the data weighs the same
+            loss = losses.sum() / (len(examples) * self._terms)
             penalty = self._holder.penalty()
             if penalty is not None:
                 loss = loss + penalty / len(parts)
@@ -150,19 +144,14 @@ class Fit:
         state.step += 1
         self._holder.after_step(state.step, self.steps)
         total, count = state.train_nll
-        state.train_nll = (total + nll, count + len(examples))
+        terms = sum(map(self.objective.terms, examples))
+        state.train_nll = (total + nll, count + terms)
         if self.log is not None:
             rate = self._steps.groups[0]["lr"]
-            figures = {"nll": nll / len(examples), **kls, "kl_weight": weight, "learning_rate": rate}
+            figures = {"nll": nll / terms, **kls, "kl_weight": weight, "learning_rate": rate}
             self.log({f"train/{name}": value for name, value in figures.items()}, state.step)
 
-    def _losses(self, part: Sequence[Example], draws: int) -> Tensor:
-        """Cross-entropy of every question; they are divided among the draws."""
-        scores = self.scorer([example.encoded for example in part], blocks=draws)
-        gold = torch.tensor([example.gold for example in part], device=scores.total.device)
-        return cross_entropy(scores.log_probabilities, gold, scores.present, self._given("label_smoothing"))
-
-    def _examples_of(self, step: int) -> list[Example]:
+    def _examples_of(self, step: int) -> list[Lesson]:
         """The batch of a step: every epoch has an order of its own."""
         epoch, index = divmod(step, self.steps_per_epoch)
         rng = random.Random(f"{self.seed} {epoch}")
@@ -184,11 +173,11 @@ class Fit:
         for group, rate in zip(self._steps.groups, self._rates, strict=True):
             group["lr"] = rate * factor
 
-    def _require_finite(self, value: Tensor, state: TrainingState, examples: Sequence[Example]) -> None:
+    def _require_finite(self, value: Tensor, state: TrainingState, examples: Sequence[Lesson]) -> None:
         if not bool(torch.isfinite(value)):
             raise self._diverged(f"the loss or its gradient is {value.item()}", state, examples)
 
-    def _diverged(self, what: str, state: TrainingState, examples: Sequence[Example]) -> TrainingDiverged:
+    def _diverged(self, what: str, state: TrainingState, examples: Sequence[Lesson]) -> TrainingDiverged:
         names = ", ".join(example.id for example in examples[:3])
         saved = self.checkpoint is not None and self.checkpoint.exists()
         kept = f"the last good state is kept in {self.checkpoint}; " if saved else ""
