@@ -69,7 +69,7 @@ class QuestionObjective:
     def losses(self, examples: Sequence[Example], draws: int) -> Tensor:
         """See :class:`Objective`."""
         scores = self.scorer([example.encoded for example in examples], blocks=draws)
-        gold = torch.tensor([example.gold for example in examples], device=scores.total.device)
+        gold = torch.tensor([example.gold for example in examples]).to(scores.total.device, non_blocking=True)
         return cross_entropy(scores.log_probabilities, gold, scores.present, self.label_smoothing)
 
     def terms(self, example: Example) -> int:
