@@ -25,7 +25,7 @@ from bayeslora.predict.calibrate import DEFAULT_SCALES, choose_scale
 from bayeslora.predict.predictor import Predictor
 from bayeslora.tasks import Item, load_task, require_gold
 from bayeslora.train.environment import describe_environment
-from bayeslora.train.run import make_predictor, make_scorer
+from bayeslora.train.question_work import make_predictor, make_scorer
 from bayeslora.train.trained import TrainedModel
 
 METRICS = ("acc", "nll", "ece", "epistemic")

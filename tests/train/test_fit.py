@@ -19,8 +19,10 @@ from bayeslora.predict.scorer import Scorer, score_questions
 from bayeslora.predict.trunk import TrunkScorer
 from bayeslora.train.config import TrainingConfig
 from bayeslora.train.errors import TrainingDiverged
-from bayeslora.train.fit import Example, Fit, _mix
+from bayeslora.train.fit import Fit, _mix
+from bayeslora.train.objective import Example, QuestionObjective
 from bayeslora.train.optimise import rate_factor
+from posterior.cases import NoLooking
 from predict.test_options import questions
 
 COUNT, BATCH, EPOCHS = 7, 3, 2
@@ -71,7 +73,9 @@ def validation_nll(model):
 def make_fit(model, *, scorer=None, validate=None, seed=0, count=COUNT, fit=None, **changes):
     """A run; without ``validate`` every evaluation comes out the same."""
     validate = validate or (lambda: {"nll": 0.0})
-    return Fit(scorer or Scorer(model), examples(count), settings(**changes), seed, validate, **(fit or {}))
+    config = settings(**changes)
+    objective = QuestionObjective(scorer or Scorer(model), config.label_smoothing)
+    return Fit(objective, examples(count), config, seed, validate, **(fit or {}))
 
 
 def make_whole_fit(model, **changes):
@@ -240,6 +244,15 @@ def test_a_batch_of_one_question_has_one_draw():
         use(model, draw)
         log_p = option_means(model, example.encoded).log_softmax(0)[example.gold]
     assert figures["train/nll"] == pytest.approx([float(-log_p)], abs=1e-5)
+
+
+@pytest.mark.parametrize("posterior", ["inducing", "point", "meanfield", "blob", "contextual", "dropout"])
+def test_a_step_does_not_wait_for_the_device(posterior, monkeypatch):
+    """No number is read off a tensor, so that a GPU always has the next step queued."""
+    monkeypatch.setattr("bayeslora.posterior.projection.ASYNCHRONOUS", ("cpu",))
+    fit = make_fit(adapted(posterior=posterior), **ONE_STEP)
+    with NoLooking():
+        fit._take_step(0)
 
 
 @pytest.mark.parametrize("clip", [0.5, 1e-3])
@@ -550,8 +563,9 @@ def test_nan_in_any_parameter_is_named_and_the_good_checkpoint_kept(tmp_path, po
     with pytest.raises(TrainingDiverged) as error:
         make_fit(model, fit=fit)()
     message = str(error.value)
-    ids = ", ".join(f"q{number}" for number in order_of(seed=0)[1][3:6])
-    assert f"at step 5 of 6 (epoch 2, questions {ids}, ...)" in message
+    ids = ", ".join(f"q{number}" for number in order_of(seed=0)[1][6:])
+    # the figures of step 4 are told when step 5 has been taken
+    assert f"at step 6 of 6 (epoch 2, questions {ids}, ...)" in message
     assert f"the last good state is kept in {path}; try a lower learning rate" in message
     fresh = small(posterior)
     state = make_fit(fresh, fit={"checkpoint": path})()

@@ -26,6 +26,7 @@ from bayeslora.predict.scorer import Scorer
 from bayeslora.train import AdapterConfig, Place, TrainingConfig, train
 from bayeslora.train.checkpoint import TrainingState
 from bayeslora.train.fit import Fit
+from bayeslora.train.objective import QuestionObjective
 from bayeslora.train.trained import load_run
 from train.test_fit import BATCH, examples, settings
 from train.tiny import bayeslora, model_directory, options, outcome, read_json, run_config, without_intervals
@@ -191,7 +192,7 @@ def test_the_penalty_enters_the_loss_once(micro_batch):
         parameter, holder = model.get_parameter(name), find_any_holder(model)
         holder._loss = lambda p=parameter, strength=strength: strength * p.sum()
         values = settings(micro_batch=micro_batch, clip=1e9)
-        fit = Fit(Scorer(model), examples(BATCH), values, 0, lambda: {"nll": 0.0})
+        fit = Fit(QuestionObjective(Scorer(model)), examples(BATCH), values, 0, lambda: {"nll": 0.0})
         fit._step(TrainingState())
         found.append(parameter.grad.clone())
     torch.testing.assert_close(found[1] - found[0], torch.full_like(found[0], 3.0))
@@ -200,21 +201,23 @@ def test_the_penalty_enters_the_loss_once(micro_batch):
 def test_the_loss_is_likelihood_and_pefts_own_loss():
     """One step by hand, with PEFT alone but for the draws."""
     model = foreign_model(FOREIGN["monteclora"], {"kl_loss_weight": 0.1, "use_entropy": True})
-    fit = Fit(Scorer(model), examples(BATCH), settings(clip=1e9), 0, lambda: {"nll": 0.0})
-    likelihood, backward = fit._losses, fit._steps.backward
     expected, found = [], []
 
-    def losses(part):
-        value = likelihood(part)
-        expected.append(value.mean().item() + model.base_model._get_monteclora_loss().item())
-        assert expected[0] - value.mean().item() > 0.1
-        return value
+    class Watched(QuestionObjective):
+        def losses(self, part, draws):
+            value = super().losses(part, draws)
+            expected.append(value.mean().item() + model.base_model._get_monteclora_loss().item())
+            assert expected[0] - value.mean().item() > 0.1
+            return value
+
+    fit = Fit(Watched(Scorer(model)), examples(BATCH), settings(clip=1e9), 0, lambda: {"nll": 0.0})
+    backward = fit._steps.backward
 
     def take(loss, kl):
         found.append((loss.item(), kl.item()))
         backward(loss, kl)
 
-    fit._losses, fit._steps.backward = losses, take
+    fit._steps.backward = take
     fit._step(TrainingState())
     assert found == [(pytest.approx(expected[0]), 0.0)]
 

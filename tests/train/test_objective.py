@@ -2,12 +2,19 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from adapter.cases import adapted
+from bayeslora import find_holder
 from bayeslora.posterior import kl_weight
-from bayeslora.train.objective import KLWeight, cross_entropy
+from bayeslora.tasks import EncodedText
+from bayeslora.train.checkpoint import TrainingState
+from bayeslora.train.fit import Fit, _mix
+from bayeslora.train.objective import KLWeight, TokenObjective, cross_entropy
+from train.test_fit import settings
 
 
 def case(seed=0, rows=6, options=4):
@@ -101,3 +108,65 @@ def test_a_warm_up_shorter_than_a_step_is_none():
 
 def test_no_weight_at_all():
     assert KLWeight(beta=0.0, warmup=0.5).at(3, 10, **SIZES) == 0.0
+
+
+# Tokens ---------------------------------------------------------------------------------------------------------------
+
+
+def texts(count=5):
+    rng = np.random.default_rng(3)
+    return [
+        EncodedText(f"t{k}", rng.integers(1, 60, size=1 + k % 3).tolist(), rng.integers(1, 60, size=2 + k).tolist())
+        for k in range(count)
+    ]
+
+
+@pytest.mark.parametrize("draws", [1, 2, 3, 5])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_losses_of_texts_are_sums_over_their_tokens_and_texts_are_divided_among_draws(draws, smoothing):
+    model, given = adapted(posterior="meanfield").eval(), texts()
+    holder = find_holder(model)
+    with torch.no_grad(), holder.restoring():
+        holder.draw(draws, torch.Generator().manual_seed(0))
+        got = TokenObjective(model, label_smoothing=smoothing).losses(given, draws)
+        for k, text in enumerate(given):
+            ids = torch.tensor([text.prompt_ids + text.target_ids]).repeat(draws, 1)
+            log_p = model(input_ids=ids).logits[k % draws].log_softmax(-1)[len(text.prompt_ids) - 1 : -1]
+            right = log_p.gather(-1, torch.tensor(text.target_ids).unsqueeze(-1)).squeeze(-1)
+            want = -((1 - smoothing) * right + smoothing * log_p.mean(-1)).sum()
+            torch.testing.assert_close(got[k], want, rtol=1e-4, atol=1e-4)
+    assert got.shape == (len(given),)
+
+
+def test_a_step_on_texts_is_a_step_along_the_elbo_per_token():
+    """Gradients of all micro-batches against ``(Σ nll of the batch · N / B + KL) / tokens`` written out."""
+    given = texts(6)
+    tokens = sum(len(text.target_ids) for text in given)
+    model = adapted(posterior="meanfield", target_modules=["q_proj"])
+    fit = Fit(TokenObjective(model), given, settings(batch_size=4, clip=1e9, epochs=1), 0, lambda: {"nll": 0.0})
+    batch = fit._examples_of(0)
+    state = TrainingState()
+    fit._step(state)
+    got = {name: p.grad.clone() for name, p in find_holder(model).named_parameters() if p.grad is not None}
+    assert state.train_nll[1] == sum(len(text.target_ids) for text in batch)
+
+    model = adapted(posterior="meanfield", target_modules=["q_proj"]).train()
+    holder = find_holder(model)
+    torch.manual_seed(_mix(0, 0, 0, 1))
+    with holder.restoring():
+        holder.draw(1, torch.Generator().manual_seed(_mix(0, 0, 0)))
+        nll = TokenObjective(model).losses(batch, 1).sum()
+        elbo = (nll * len(given) / len(batch) + holder.kl().total) / tokens
+        elbo.backward()
+    want = {name: p.grad for name, p in holder.named_parameters() if p.grad is not None}
+    assert got.keys() == want.keys() and want
+    for name, value in want.items():
+        torch.testing.assert_close(got[name], value, rtol=1e-3, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+    assert state.train_nll[0] == pytest.approx(nll.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("scaling", ["elbo", "paper", "blob"])
+def test_only_the_elbo_counts_the_terms_of_an_example(scaling):
+    weight, of_what = KLWeight(scaling), {"examples": 10, "batch_size": 5}
+    plain, many = weight.at(0, 4, **of_what), weight.at(0, 4, **of_what, terms=20.0)
+    assert many == pytest.approx(plain / 20 if scaling == "elbo" else plain)

@@ -46,7 +46,8 @@ Start here:
     bayeslora VERB --help                                       all options of a verb
     bayeslora --version
 
-A task is a name, or a file of your own questions: JSON lines {"question": ..., "choices": [...], "answer": ...}.
+A task is a name, or a file of your own: questions as JSON lines {"question": ..., "choices": [...], "answer": ...}, or plain
+text (.txt) for language modelling.
 
 A model is given as the name of a built-in one, a directory in Hugging Face format, or a hub id such as org/model.
 

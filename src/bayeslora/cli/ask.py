@@ -81,7 +81,8 @@ class Predict(OfRun):
 
     def _answer_file(self, source: Path) -> None:
         from bayeslora.tasks.file import check_file
-        from bayeslora.train.batch import AnswerFile, answer_file
+        from bayeslora.train.answer_file import AnswerFile
+        from bayeslora.train.batch import answer_file
 
         source = source.expanduser()
         check_file(source)

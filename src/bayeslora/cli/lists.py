@@ -9,7 +9,7 @@ from bayeslora.cli.common import print_rows
 
 @dataclass(frozen=True)
 class Tasks:
-    """List the tasks. Own questions are a task too: give the path of a file of JSON lines instead of a name."""
+    """List the tasks. Your own data are a task too: give the path of a file of JSON lines or of text instead of a name."""
 
     json: bool = False
     """Print the list as JSON."""

@@ -58,13 +58,16 @@ class Evaluate(OfRun):
     """Metrics of a trained run on any task, the one it was trained on or another."""
 
     task: str | None = None
-    """A task, or the path of your own questions with answers; by default the run's own task."""
+    """A task, or the path of your own questions with answers or of plain text; by default the run's own task."""
     split: Literal["train", "validation", "test"] = "test"
     """Part of the task."""
     raw: bool = False
     """Leave out what calibrate found."""
+    reference: Path | None = None
+    """For running text: directory of a LoRA's run (or of its evaluation) on the same task and split. The 5 % of tokens with the
+    highest entropy there are reported apart. A LoRA is its own reference."""
     out: Path | None = None
-    """Directory to write result.json and predictions.jsonl.gz into; nothing is written without it."""
+    """Directory to write result.json and the predictions into; nothing is written without it."""
     force: bool = False
     """Replace an evaluation that is there."""
 
@@ -75,7 +78,7 @@ class Evaluate(OfRun):
         if self.out is not None:
             require_free(self.out, force=self.force)
         with self.loaded(raw=self.raw) as trained:
-            result = evaluate(trained, self.task, self.split, self.data_dir, self.out)
+            result = evaluate(trained, self.task, self.split, self.data_dir, self.out, self.reference)
         if self.json:
             print(json.dumps(result))
         else:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from bayeslora.posterior import Factors, Posterior
     from bayeslora.predict.calibrate import Calibration
     from bayeslora.predict.predictor import Predictor
-    from bayeslora.progress import Reporter
+    from bayeslora.progress import Advance, Reporter
     from bayeslora.tasks import Questions
 
 COMMON: Mapping[str, Any] = {
@@ -71,6 +71,7 @@ class Method:
         make: what turns trained LoRAs into this method; nothing if it is trained itself.
         loras: how many LoRAs that takes, for given settings of the posterior.
         peft: for PEFT's own adapters, the first version of PEFT that has it.
+        needs_options: whether it can be made from questions with options only, and not from running text or solutions.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Method:
     make: Callable[[Making], Made] | None = None
     loras: Callable[[Mapping[str, Any]], int] = lambda settings: 1
     peft: tuple[int, int] | None = None
+    needs_options: bool = False
 
     def foreign(self) -> type[ForeignHolder] | None:
         """What draws from it, if it is an adapter of PEFT's own."""
@@ -98,25 +100,36 @@ class Method:
 
 @dataclass(frozen=True)
 class Making:
-    """What there is to make a method from.
+    """What there is to make a method from, whatever the task.
 
     Attributes:
         posterior: of the method, fresh and in the model.
         loras: factors of trained LoRAs, one draw each.
-        predictor: predicts with the model as it is.
-        train: the questions that the LoRAs learned from.
-        validation: held-out questions.
         seed: of the run.
         report: told how it goes.
+        fit_temperature: the temperature of least NLL on the validation split, with the model as it is.
     """
 
     posterior: Posterior
     loras: Sequence[Factors]
+    seed: int
+    report: Reporter
+    fit_temperature: Callable[[Advance], float]
+
+
+@dataclass(frozen=True)
+class QuestionMaking(Making):
+    """What there is besides where the task consists of questions with options.
+
+    Attributes:
+        predictor: predicts with the model as it is.
+        train: the questions that the LoRAs learned from.
+        validation: held-out questions.
+    """
+
     predictor: Predictor
     train: Questions
     validation: Questions
-    seed: int
-    report: Reporter
 
 
 @dataclass(frozen=True)

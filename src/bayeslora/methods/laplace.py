@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bayeslora.methods import lora
-from bayeslora.methods.base import Made, Making, Method
+from bayeslora.methods.base import Made, Making, Method, QuestionMaking
 from bayeslora.posterior.laplace import LaplacePosterior
 
 STEPS = tuple(10.0 ** (k / 2) for k in range(-6, 7))
@@ -17,6 +17,7 @@ def make(making: Making) -> Made:
     from bayeslora.predict.curvature import fit_curvature
 
     posterior = making.posterior
+    assert isinstance(making, QuestionMaking)
     assert isinstance(posterior, LaplacePosterior)
     posterior.start_from(making.loras[0])
     predictor = making.predictor
@@ -36,7 +37,7 @@ def make(making: Making) -> Made:
     return Made({"prior_precision": posterior.prior_precision, "log_evidence": posterior.log_evidence()})
 
 
-def _best_on_validation(making: Making, posterior: LaplacePosterior) -> float:
+def _best_on_validation(making: QuestionMaking, posterior: LaplacePosterior) -> float:
     """The precision with the least validation NLL."""
     from bayeslora import metrics
     from bayeslora.tasks import require_gold
@@ -59,4 +60,5 @@ METHOD = Method(
     posterior="laplace",
     presets=lora.METHOD.presets,
     make=make,
+    needs_options=True,
 )

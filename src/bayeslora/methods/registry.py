@@ -22,6 +22,7 @@ from bayeslora.methods import (
     pvera,
     temperature,
     tfb,
+    zero_shot,
 )
 from bayeslora.methods.base import Method, Preset
 
@@ -44,6 +45,7 @@ ALL: dict[str, Method] = {
         monteclora,
         pvera,
         bayesian_lora,
+        zero_shot,
     )
 }
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from bayeslora.methods import lora
-from bayeslora.methods.base import Made, Making, Method
+from bayeslora.methods.base import Made, Making, Method, QuestionMaking
 from bayeslora.posterior.tfb import TfbConfig, TfbPosterior
 
 WIDENINGS = 12
@@ -19,6 +19,7 @@ WIDENINGS = 12
 def make(making: Making) -> Made:
     """Find the largest width whose predictions on the anchors stay within the tolerance; labels are not looked at."""
     posterior = making.posterior
+    assert isinstance(making, QuestionMaking)
     assert isinstance(posterior, TfbPosterior)
     posterior.start_from(making.loras[0])
     change = _change_on_anchors(making, posterior)
@@ -55,7 +56,7 @@ def search_width(change: Callable[[float], float], config: TfbConfig) -> float:
     return high if config.upper_end else low
 
 
-def _change_on_anchors(making: Making, posterior: TfbPosterior) -> Callable[[float], float]:
+def _change_on_anchors(making: QuestionMaking, posterior: TfbPosterior) -> Callable[[float], float]:
     """How far predictions move on the anchors at a given width. All widths see the same noise."""
     config = posterior.config
     rows = list(range(len(making.train)))
@@ -91,4 +92,5 @@ METHOD = Method(
     posterior="tfb",
     presets=lora.METHOD.presets,
     make=make,
+    needs_options=True,
 )

@@ -1,4 +1,4 @@
-"""Averaging over draws. Every prediction of the library goes through this one function."""
+"""Averaging over draws. Every prediction of the library goes through this one function, or its form for one draw at a time."""
 
 from __future__ import annotations
 
@@ -23,6 +23,28 @@ def average_draws(log_probabilities: Tensor) -> Tensor:
     Averaged logits are a sharper predictor that ignores how far the draws disagree.
     """
     return torch.logsumexp(log_probabilities, dim=0) - math.log(log_probabilities.shape[0])
+
+
+class RunningAverage:
+    """The same for draws that come one by one, where all of them at once would be too large: one tensor is kept."""
+
+    def __init__(self) -> None:
+        self._sum: Tensor | None = None
+        self._draws = 0
+
+    def add(self, log_probabilities: Tensor) -> None:
+        """The next draw; the tensor is taken over."""
+        if self._sum is None:
+            self._sum = log_probabilities
+        else:
+            torch.logaddexp(self._sum, log_probabilities, out=self._sum)
+        self._draws += 1
+
+    def result(self) -> Tensor:
+        """Logarithm of the mean of the probabilities so far."""
+        if self._sum is None:
+            raise ValueError("there are no draws to average; add one")
+        return self._sum - math.log(self._draws) if self._draws > 1 else self._sum
 
 
 @contextmanager

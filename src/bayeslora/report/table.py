@@ -32,7 +32,7 @@ class Column:
         return a > b if self.largest else a < b
 
 
-COLUMNS = (
+COLUMNS: tuple[Column, ...] = (
     Column("acc", "ACC ↑", 100.0, 1, largest=True),
     Column("nll", "NLL ↓"),
     Column("ece", "ECE ↓", 100.0, 1),

@@ -24,9 +24,10 @@ from bayeslora.files import replacing, write_json
 from bayeslora.methods import find_method
 from bayeslora.models import LoadedModel
 from bayeslora.models.device import resolve_device
+from bayeslora.predict.token_predictor import UNCERTAIN
 from bayeslora.progress import Reporter, Silent
 from bayeslora.report import reliability_figure, scatter_figure
-from bayeslora.report.table import DAGGER, Row, latex, markdown
+from bayeslora.report.table import COLUMNS, DAGGER, Column, Row, latex, markdown
 from bayeslora.studies.comparison import Comparison, task_name
 from bayeslora.studies.evaluated import (
     METRICS,
@@ -40,13 +41,20 @@ from bayeslora.studies.evaluated import (
 )
 from bayeslora.studies.plan import Chosen, Job, plan, run_path, search_jobs
 from bayeslora.studies.pool import Settings, run_jobs
-from bayeslora.tasks import load_task
+from bayeslora.studies.token_sections import TEXT_COLUMNS, Places, TokenSection, token_sections
+from bayeslora.tasks import Task, find_task
 from bayeslora.train.config import from_dict, to_dict
 from bayeslora.train.directory import RunDirectory
 from bayeslora.train.environment import describe_environment
 from bayeslora.train.evaluation import evaluate
 from bayeslora.train.run import Place, load_base
 from bayeslora.train.trained import load_run
+
+TOLD = (*METRICS, "cot_nll", "cot_ece")
+"""What is told of a run that has ended, as far as it has it."""
+
+Wanted = Mapping[tuple[str, str, int], Path]
+"""Directories of all runs, by task, method and seed."""
 
 
 @dataclass
@@ -80,16 +88,30 @@ class _Study:
         chosen = self._search()
         jobs = plan(self.study, self.out, chosen)
         self._run(jobs, "runs")
-        wanted = {(job.config.task, job.config.method, job.config.seed): job for job in jobs}
-        sections = {}
+        wanted = {(job.config.task, job.config.method, job.config.seed): job.path for job in jobs}
+        sections: dict[str, dict[str, list[Evaluated]]] = {}
+        tokens: dict[str, TokenSection] = {}
+
+        def add(title: str, task: str, places: Places, loras: Mapping[int, Path]) -> None:
+            found = find_task(task, self.settings.data_dir)
+            if isinstance(found, Task):
+                sections[title] = _evaluated(title, places)
+            else:
+                tokens.update(token_sections(title, found, places, loras))
+
         for task in self.study.tasks:
-            sections[task_name(task)] = self._read(task, wanted)
+            loras = {
+                seed: path
+                for seed in self.study.seeds
+                if (path := wanted.get((task, "lora", seed))) is not None and RunDirectory(path).result.exists()
+            }
+            add(task_name(task), task, self._done(task, wanted), loras)
         for task in self.study.tasks:
             for other in self.study.shift:
                 if task_name(other) != task_name(task):
-                    title = f"{task_name(task)} → {task_name(other)}"
-                    sections[title] = self._shift(task, other, wanted)
-        return self._write(sections, chosen)
+                    places = self._shift(task, other, wanted)
+                    add(f"{task_name(task)} → {task_name(other)}", other, places, places.get("lora", {}))
+        return self._write(sections, tokens, chosen)
 
     def _search(self) -> Chosen:
         """The factor of the learning rate for each task and trained method, by validation NLL on the first seed."""
@@ -120,7 +142,7 @@ class _Study:
             ended += 1
             if failure is None:
                 figures = RunDirectory(job.path).read_result()["metrics"]
-                outcome = ", ".join(f"{name} {figures[name]:.4f}" for name in METRICS)
+                outcome = ", ".join(f"{name} {figures[name]:.4f}" for name in TOLD if name in figures)
             else:
                 self.failures[job.label] = failure
                 outcome = f"FAILED: {failure}"
@@ -129,31 +151,28 @@ class _Study:
         place = Place(data_dir=self.settings.data_dir, device=self.settings.device, report=self.report)
         run_jobs(missing, self.settings, tell, workers=self.workers, place=place)
 
-    def _read(self, task: str, wanted: Mapping[Any, Job]) -> dict[str, list[Evaluated]]:
-        """All finished runs of a task by method."""
-        found = {}
-        for method in self.study.method_names:
-            jobs = [wanted[task, method, seed] for seed in self.study.seeds]
-            found[method] = [it for job in jobs if (it := load_evaluated(job.path, job.config.seed)) is not None]
-        require_same_questions(task_name(task), found)
-        return found
+    def _done(self, task: str, wanted: Wanted) -> Places:
+        """All finished runs of a task."""
+        return {
+            method: {
+                seed: path
+                for seed in self.study.seeds
+                if RunDirectory(path := wanted[task, method, seed]).result.exists()
+            }
+            for method in self.study.method_names
+        }
 
-    def _shift(self, task: str, other: str, wanted: Mapping[Any, Job]) -> dict[str, list[Evaluated]]:
-        """The runs of one task on the test split of another."""
-        found: dict[str, list[Evaluated]] = {}
-        for method in self.study.method_names:
-            found[method] = []
-            for seed in self.study.seeds:
-                run = wanted[task, method, seed].path
-                if not RunDirectory(run).result.exists():
-                    continue
+    def _shift(self, task: str, other: str, wanted: Wanted) -> Places:
+        """The finished runs of one task, evaluated on the test split of another."""
+        found: dict[str, dict[int, Path]] = {}
+        for method, runs in self._done(task, wanted).items():
+            found[method] = {}
+            for seed, run in runs.items():
                 place = self.out / "shift" / task_name(task) / task_name(other) / method / f"seed-{seed}"
                 if not RunDirectory(place).result.exists():
                     self.report.say(f"{task_name(task)} → {task_name(other)}, {method}, seed {seed}")
                     self._evaluate(run, other, place)
-                if (it := load_evaluated(place, seed)) is not None:
-                    found[method].append(it)
-        require_same_questions(f"{task_name(task)} → {task_name(other)}", found)
+                found[method][seed] = place
         return found
 
     def _evaluate(self, run: Path, task: str, out: Path) -> None:
@@ -167,15 +186,24 @@ class _Study:
         finally:
             trained.model.unload()
 
-    def _write(self, sections: Mapping[str, Mapping[str, Sequence[Evaluated]]], chosen: Chosen) -> Compared:
+    def _write(
+        self,
+        sections: Mapping[str, Mapping[str, Sequence[Evaluated]]],
+        tokens: Mapping[str, TokenSection],
+        chosen: Chosen,
+    ) -> Compared:
         tables = {title: table_rows(found) for title, found in sections.items()}
-        text = self._text(tables)
+        shown = {title: (rows, COLUMNS) for title, rows in tables.items()}
+        shown |= {title: (section.rows, section.columns) for title, section in tokens.items()}
+        text = self._text(shown)
         self.out.mkdir(parents=True, exist_ok=True)
         _write_text(self.out / "table.md", text)
         _write_text(
-            self.out / "table.tex", "\n\n".join(f"% {title}\n{latex(rows)}" for title, rows in tables.items()) + "\n"
+            self.out / "table.tex", "\n\n".join(f"% {title}\n{latex(*table)}" for title, table in shown.items()) + "\n"
         )
-        write_json(self.out / "table.json", self._record(sections, tables, chosen))
+        record = self._record(sections, tables, chosen)
+        record["sections"] |= {title: section.record for title, section in tokens.items()}
+        write_json(self.out / "table.json", record)
         points = {title: {method: row for method, row in rows.items() if row} for title, rows in tables.items()}
         if any(points.values()):
             scatter_figure({title: rows for title, rows in points.items() if rows}, self.out / "scatter.png")
@@ -184,9 +212,9 @@ class _Study:
             if drawn:
                 name = title.replace(" → ", "-to-")
                 reliability_figure(drawn, self.out / f"reliability-{name}.png", title=title)
-        return Compared(tables, text, self.failures, self.out)
+        return Compared({title: rows for title, (rows, _) in shown.items()}, text, self.failures, self.out)
 
-    def _text(self, tables: Mapping[str, Mapping[str, Row]]) -> str:
+    def _text(self, tables: Mapping[str, tuple[Mapping[str, Row], Sequence[Column]]]) -> str:
         seeds = len(self.study.seeds)
         samples = self.study.prediction.samples
         head = (
@@ -194,7 +222,12 @@ class _Study:
             f"(ensembles: every member once). ACC and ECE in per cent; mean ± standard deviation over seeds; {DAGGER}: the "
             f"paired bootstrap over questions cannot tell it from the best (p ≥ {SIGNIFICANT})."
         )
-        parts = [head, *(f"## {title}\n\n{markdown(rows)}" for title, rows in tables.items())]
+        if any(columns is TEXT_COLUMNS for _, columns in tables.values()):
+            head += (
+                f" Of text: nats per token; uncertain are the {UNCERTAIN:.0%} of tokens with the highest entropy under the lora "
+                "run of the seed."
+            )
+        parts = [head, *(f"## {title}\n\n{markdown(*table)}" for title, table in tables.items())]
         if self.failures:
             parts.append("## Failed\n\n" + "\n".join(f"- {what}: {why}" for what, why in self.failures.items()))
         return "\n\n".join(parts) + "\n"
@@ -248,9 +281,30 @@ def compare(
         raise InputError(f"workers is {workers}; give at least 1")
     for method in study.method_names:
         find_method(method)
-    for task in (*study.tasks, *study.shift):
-        load_task(task, data_dir)
+    tasks = {name: find_task(name, data_dir) for name in (*study.tasks, *study.shift)}
+    for name in study.tasks:
+        if not isinstance(tasks[name], Task):
+            _require_learnable(study.method_names, name)
     return _Study(study, out, Settings(data_dir, device), workers, report or Silent()).run()
+
+
+def _evaluated(title: str, places: Places) -> dict[str, list[Evaluated]]:
+    """Predictions of questions side by side."""
+    found = {
+        method: [it for seed, path in runs.items() if (it := load_evaluated(path, seed)) is not None]
+        for method, runs in places.items()
+    }
+    require_same_questions(title, found)
+    return found
+
+
+def _require_learnable(methods: Sequence[str], task: str) -> None:
+    """Refuse methods that are made from options where there are none, before anything is run."""
+    for method in methods:
+        if find_method(method).needs_options:
+            raise InputError(
+                f"method {method!r} is made from questions with options, and task {task_name(task)!r} has none; leave it out"
+            )
 
 
 def _validation_nll(path: Path) -> float:

@@ -26,7 +26,7 @@ class Comparison:
     methods: tuple[str, ...] = ("all",)
     """Methods to compare (see bayeslora methods), or all."""
     tasks: tuple[str, ...]
-    """Tasks to compare them on, by name or by the path of your own questions."""
+    """Tasks to compare them on, by name or by the path of your own questions or text."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """One run each; the table shows mean and standard deviation over them."""
     preset: str = "default"
@@ -61,10 +61,14 @@ class Comparison:
 
     @property
     def method_names(self) -> tuple[str, ...]:
-        """The methods by name, ``all`` spelled out."""
+        """The methods by name. ``all`` are those that every task can be learnt with."""
         from bayeslora.methods import METHODS
+        from bayeslora.tasks import Task, find_task
 
-        return tuple(METHODS) if self.methods == ("all",) else self.methods
+        if self.methods != ("all",):
+            return self.methods
+        options = all(isinstance(find_task(task), Task) for task in self.tasks)
+        return tuple(name for name, method in METHODS.items() if options or not method.needs_options)
 
     def config(self, task: str, method: str, seed: int, factor: float = 1.0) -> RunConfig:
         """One of the runs, resolved, with its learning rate multiplied."""

@@ -92,5 +92,10 @@ def pooled(runs: Sequence[Evaluated]) -> tuple[NDArray[np.float64], NDArray[np.i
 
 def summary(run: Evaluated) -> dict[str, Any]:
     """What is kept of a run in the record of a comparison: everything but settings and predictions."""
+    return summary_of(run.result, run.seed)
+
+
+def summary_of(result: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """The same of a result."""
     kept = ("metrics", "timing", "memory", "parameters", "counts", "history", "stopped_early", "found", "environment")
-    return {"seed": run.seed, **{name: run.result[name] for name in kept if name in run.result}}
+    return {"seed": seed, **{name: result[name] for name in kept if name in result}}

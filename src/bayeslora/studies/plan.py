@@ -51,7 +51,7 @@ def plan(study: Comparison, out: Path, chosen: Chosen) -> list[Job]:
                     path = run_path(out, task, method, factor, seed)
                     first[path] = Job(study.config(task, method, seed, factor), path)
                     continue
-                job, needed = _made(study, out, task, method, seed, chosen[task, "lora"])
+                job, needed = _made(study, out, task, method, seed, chosen.get((task, "lora"), 1.0))
                 later.append(job)
                 first |= {lora.path: lora for lora in needed if lora.path not in first}
     return [*first.values(), *later]
@@ -76,5 +76,7 @@ def _made(study: Comparison, out: Path, task: str, method: str, seed: int, facto
 
 def _trained(study: Comparison) -> list[str]:
     """Methods whose learning rate there is to choose: those that are trained, and LoRA if others stand on it."""
-    trained = [name for name in study.method_names if find_method(name).make is None]
-    return trained if len(trained) == len(study.method_names) else list(dict.fromkeys(("lora", *trained)))
+    methods = {name: find_method(name) for name in study.method_names}
+    trained = [name for name, method in methods.items() if method.make is None]
+    standing = any(method.make is not None and method.loras({}) for method in methods.values())
+    return list(dict.fromkeys(("lora", *trained))) if standing else trained

@@ -1,4 +1,4 @@
-"""What a task is: questions with options, in three splits that are read when asked for.
+"""What a task is: three splits that are read when asked for, and the commonest kind of them, questions with options.
 
 An :class:`Item` is one question as text: a prompt, and what follows it if an option is chosen. Items know nothing of
 tokens, and their options may differ in number; nothing is padded here.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Generic, Literal, TypeVar, get_args
 
 from bayeslora.errors import InputError, did_you_mean
 
 SplitName = Literal["train", "validation", "test"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)
+
+Content = TypeVar("Content")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +87,15 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Task:
-    """A named set of questions. ``read`` makes a split; :meth:`load` does so once and keeps it."""
+class Splits(Generic[Content]):
+    """Three parts of something that has a name. ``read`` makes a part; :meth:`load` does so once and keeps it."""
 
     name: str
     description: str
-    read: Callable[[SplitName], Split] = field(repr=False)
-    _loaded: dict[SplitName, Split] = field(default_factory=dict, init=False, repr=False, compare=False)
+    read: Callable[[SplitName], Content] = field(repr=False)
+    _loaded: dict[SplitName, Content] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def load(self, split: str) -> Split:
+    def load(self, split: str) -> Content:
         """A split by name: ``train``, ``validation`` (for choosing) or ``test`` (for reporting)."""
         for name in SPLITS:
             if split == name:
@@ -101,6 +103,11 @@ class Task:
                     self._loaded[name] = self.read(name)
                 return self._loaded[name]
         raise InputError(f"unknown split {split!r}; choose {', '.join(SPLITS)}{did_you_mean(split, SPLITS)}")
+
+
+@dataclass(frozen=True)
+class Task(Splits[Split]):
+    """A named set of questions."""
 
     @property
     def train(self) -> tuple[Item, ...]:

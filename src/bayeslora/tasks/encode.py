@@ -54,11 +54,11 @@ def encode_item(
     in common at their beginning is moved to the end of the prompt, which leaves the probabilities among them as they are.
     """
     texts = continuations(item, scoring)
-    option_ids = [_continuation(text, tokenizer) for text in texts]
+    option_ids = [continuation_ids(text, tokenizer) for text in texts]
     shared = _shared_beginning(option_ids) if scoring == "letter" else []
     for text, ids in zip(texts, option_ids, strict=True):
         _check_option(item, scoring, text, len(ids) - len(shared))
-    prompt_ids = _ids(item.prompt.text, tokenizer)
+    prompt_ids = plain_ids(item.prompt.text, tokenizer)
     if not prompt_ids:
         raise InputError(f"item {item.id!r}: its prompt is empty; give it a text that the options can follow")
     longest = max(map(len, option_ids))
@@ -79,7 +79,7 @@ def encode_items(
 
 def beginning_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The special tokens a tokenizer puts in front of every text, if any."""
-    plain, whole = _ids(_ANCHOR, tokenizer), list(tokenizer(_ANCHOR).input_ids)
+    plain, whole = plain_ids(_ANCHOR, tokenizer), list(tokenizer(_ANCHOR).input_ids)
     starts = [k for k in range(len(whole)) if whole[k : k + len(plain)] == plain]
     return whole[: starts[0]] if starts else []
 
@@ -111,17 +111,18 @@ def _check_option(item: Item, scoring: Scoring, text: str, tokens: int) -> None:
         raise InputError(f"item {item.id!r}: option {text!r} has no tokens; give it a text")
 
 
-def _ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def plain_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Ids of a text without special tokens around it."""
     return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 
-def _continuation(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def continuation_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Ids of a text that follows another.
 
     Some tokenizers put a space of their own in front of every text, though it has one. Behind an anchor they do not.
     """
-    anchor, both = _ids(_ANCHOR, tokenizer), _ids(_ANCHOR + text, tokenizer)
-    return both[len(anchor) :] if both[: len(anchor)] == anchor else _ids(text, tokenizer)
+    anchor, both = plain_ids(_ANCHOR, tokenizer), plain_ids(_ANCHOR + text, tokenizer)
+    return both[len(anchor) :] if both[: len(anchor)] == anchor else plain_ids(text, tokenizer)
 
 
 def _cut_passage(
@@ -146,7 +147,7 @@ def _cut_passage(
 def _with_offsets(item: Item, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[tuple[int, int]]]:
     """Ids of the whole prompt, and the characters each stands for."""
     if not item.prompt.passage:
-        ids = _ids(item.prompt.text, tokenizer)
+        ids = plain_ids(item.prompt.text, tokenizer)
         return ids, [(0, 0)] * len(ids)
     if not tokenizer.is_fast:
         raise InputError(f"item {item.id!r}: its passage is too long, and only a fast tokenizer can cut it; use one")

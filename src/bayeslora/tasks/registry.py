@@ -7,14 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bayeslora.errors import InputError, did_you_mean
-from bayeslora.tasks import arc, boolq, mmlu, openbookqa, winogrande
+from bayeslora.tasks import arc, boolq, mmlu, openbookqa, problems, text, winogrande
 from bayeslora.tasks.base import Task
 from bayeslora.tasks.file import file_task
+from bayeslora.tasks.problems import ProblemTask
 from bayeslora.tasks.sources import SUFFIXES
+from bayeslora.tasks.text import TextTask
 from bayeslora.tasks.urns import NAME as URNS
 from bayeslora.tasks.urns import urns_task
 
-TaskFactory = Callable[[Path | None], Task]
+TokenTask = TextTask | ProblemTask
+"""Tasks whose every token is predicted, instead of an option."""
+
+TaskFactory = Callable[[Path | None], Task | TokenTask]
 
 TASKS: dict[str, TaskFactory] = {
     **{
@@ -23,12 +28,14 @@ TASKS: dict[str, TaskFactory] = {
         for benchmark in family.BENCHMARKS
     },
     URNS: lambda data_dir: urns_task(),
+    text.NAME: text.wikitext2_task,
+    **{benchmark.name: benchmark.task for benchmark in problems.BENCHMARKS},
 }
 """Makes a task from a data directory, or from the hub if there is none. Nothing is read before a split is loaded."""
 
 
-def load_task(name_or_path: str | Path, data_dir: str | Path | None = None) -> Task:
-    """A task by name, or own data by path (``./boolq`` if a directory has a task's name).
+def find_task(name_or_path: str | Path, data_dir: str | Path | None = None) -> Task | TokenTask:
+    """A task of any kind by name, or own data by path (``./boolq`` if a directory has a task's name).
 
     ``data_dir`` holds local copies of the benchmarks; without it they are read from the hub.
     """
@@ -37,10 +44,22 @@ def load_task(name_or_path: str | Path, data_dir: str | Path | None = None) -> T
         return TASKS[name](None if data_dir is None else Path(data_dir))
     path = Path(name).expanduser()
     if name and (_looks_like_path(name) or path.exists()):
-        return file_task(path)
+        return text.text_task(path) if text.is_text(path) else file_task(path)
     hint = did_you_mean(name, TASKS)
-    raise InputError(f"unknown task {name!r}{hint}; choose {', '.join(TASKS)}, or pass a file of JSON lines")
+    raise InputError(
+        f"unknown task {name!r}{hint}; choose {', '.join(TASKS)}, or pass a file of JSON lines or of plain text"
+    )
+
+
+def load_task(name_or_path: str | Path, data_dir: str | Path | None = None) -> Task:
+    """A task that consists of questions with options; others are refused (see :func:`find_task`)."""
+    task = find_task(name_or_path, data_dir)
+    if not isinstance(task, Task):
+        raise InputError(
+            f"task {task.name!r} has no questions with options, which are needed here; choose another task"
+        )
+    return task
 
 
 def _looks_like_path(name: str) -> bool:
-    return name.endswith(SUFFIXES) or name.startswith((".", "~")) or os.sep in name
+    return name.endswith((*SUFFIXES, *text.SUFFIXES)) or name.startswith((".", "~")) or os.sep in name

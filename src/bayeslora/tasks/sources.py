@@ -84,9 +84,14 @@ def read_json_lines(path: Path) -> list[Row]:
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a file that are not blank, with their numbers, one at a time."""
+    return ((number, line) for number, line in enumerate(all_lines(path), 1) if line.strip())
+
+
+def all_lines(path: Path) -> Iterator[str]:
+    """The lines of a file as they stand, one at a time; every failure names the file."""
     try:
         with _open(path) as file:
-            yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
+            yield from file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InputError(f"{path}: is no complete gzip file ({first_line(error)}); get it again") from error
     except UnicodeDecodeError as error:

@@ -45,14 +45,15 @@ _Pairs = PrimitiveConstructorSpec(
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Questions and how they are asked."""
+    """What is learnt from, and how it is put."""
 
     scoring: Literal["text", "letter"] = "text"
     """What answers a question: the option's text (length-normalised), or its letter. Small models need text."""
     max_tokens: int = 1024
-    """Longest prompt with an option, in tokens. Only a passage is ever cut, from the left."""
+    """Longest prompt with an option, in tokens; only a passage is ever cut, from the left. Also the size of the blocks that
+    running text is cut into, and of the longest problem with its solution that is learnt from."""
     max_train: int | None = None
-    """Use that many training questions only, chosen at random, the same ones for every seed."""
+    """Use that many training questions (blocks of text, problems) only, chosen at random, the same ones for every seed."""
 
     def __post_init__(self) -> None:
         _check_choices(self)
@@ -188,9 +189,16 @@ class PredictionConfig:
     draw_layers: str = "all"
     """Layers in which the draws differ: all, last:K, or a fraction such as 0.5. Those below use the posterior mean and are
     computed once for all draws: an approximation that is fast."""
+    max_new_tokens: int = 512
+    """Longest solution that is written to a problem, in tokens."""
+    solutions: int | None = None
+    """Write solutions to that many test problems only, chosen at random, the same ones for every run; 0 writes none."""
 
     def __post_init__(self) -> None:
         _at_least("samples", self.samples, 0)
+        _at_least("max_new_tokens", self.max_new_tokens, 1)
+        if self.solutions is not None:
+            _at_least("solutions", self.solutions, 0)
         _at_least("batch_tokens", self.batch_tokens, 1)
         check_depth(self.draw_layers, "draw_layers")
 
@@ -202,7 +210,8 @@ class RunConfig:
     model: str
     """smollm2, a directory, or a hub id such as org/model."""
     task: str
-    """A task (see bayeslora tasks), or the path of your own questions: a file of JSON lines, or a directory of splits."""
+    """A task (see bayeslora tasks), or the path of your own data: questions as JSON lines, plain text as .txt, or a
+    directory of splits."""
     method: str = "bayesian-lora"
     """How to be uncertain (see bayeslora methods)."""
     preset: str = "default"

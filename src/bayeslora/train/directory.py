@@ -5,7 +5,9 @@
 ``checkpoint``          the state of training, until the run is done
 ``lora-K/``             runs of the LoRAs that the method stands on, unless it was given some
 ``adapter/``            the adapter, as PEFT saves it, with its calibration
-``predictions.jsonl.gz``  probabilities and answers of the reported split
+``predictions.jsonl.gz``  probabilities and answers of the reported split, for questions
+``tokens-SPLIT.safetensors``  scores of every token, for text and solutions
+``solutions.jsonl``     what was written to problems, and whether it is right
 ``result.json``         written last: a run with a result is done
 ======================  =====================================================
 """
@@ -57,6 +59,15 @@ class RunDirectory:
     def predictions(self) -> Path:
         """Predictions on the reported split."""
         return self.path / "predictions.jsonl.gz"
+
+    def tokens(self, split: str) -> Path:
+        """Scores of the tokens of a split."""
+        return self.path / f"tokens-{split}.safetensors"
+
+    @property
+    def solutions(self) -> Path:
+        """What was written to problems."""
+        return self.path / "solutions.jsonl"
 
     def lora(self, number: int) -> Path:
         """The run of one of the LoRAs this one stands on, if it was not given any."""
@@ -128,7 +139,8 @@ class RunDirectory:
 
     def _clear(self) -> None:
         """The result goes first, so that a run without its adapter never looks done."""
-        for path in (self.result, self.predictions, self.checkpoint):
+        found = (*self.path.glob("tokens-*.safetensors"), *self.path.glob(f"{self.solutions.name}*"))
+        for path in (self.result, self.predictions, self.checkpoint, *found):
             path.unlink(missing_ok=True)
         for folder in (self.adapter, *self.path.glob("lora-[0-9]*")):
             shutil.rmtree(folder, ignore_errors=not folder.exists())

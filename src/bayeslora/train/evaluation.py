@@ -8,19 +8,33 @@ from typing import Any
 
 from bayeslora.errors import InputError
 from bayeslora.files import write_json
+from bayeslora.tasks import Task, TokenTask, find_task
 from bayeslora.train.config import to_dict
 from bayeslora.train.directory import RunDirectory
 from bayeslora.train.environment import describe_environment, peak_memory
+from bayeslora.train.question_work import judge_questions
 from bayeslora.train.run import SCHEMA
+from bayeslora.train.token_work import TokenJudge, read_reference, require_judgeable
 from bayeslora.train.trained import TrainedModel
+from bayeslora.train.work import Judged
 
 
 def evaluate(
-    trained: TrainedModel, task: str | None, split: str, data_dir: Path | None = None, out: Path | None = None
+    trained: TrainedModel,
+    task: str | None,
+    split: str,
+    data_dir: Path | None = None,
+    out: Path | None = None,
+    reference: Path | None = None,
 ) -> dict[str, Any]:
-    """Metrics on a split as ``result.json`` holds them; with ``out`` they are written there with the predictions."""
+    """Metrics on a split as ``result.json`` holds them; with ``out`` they are written there with the predictions.
+
+    For tasks whose every token is predicted, ``reference`` is the directory of a LoRA's run whose entropies say which tokens
+    are uncertain.
+    """
     start = time.perf_counter()
-    predictions = trained.evaluate(task, split, data_dir)
+    name = task or trained.config.task
+    judged, counts = _judge(trained, find_task(name, data_dir), split, out, reference)
     seconds = time.perf_counter() - start
     device = trained.model.device
     result = {
@@ -28,25 +42,44 @@ def evaluate(
         "config": to_dict(trained.config),
         "environment": describe_environment(device),
         "seed": trained.config.seed,
-        "task": task or trained.config.task,
+        "task": name,
         "split": split,
         "samples": trained.samples,
         "calibration": {
             "temperature": trained.calibration.temperature,
             "posterior_scale": trained.calibration.posterior_scale,
         },
-        "metrics": predictions.metrics(),
-        "intervals": predictions.intervals(),
-        "counts": {split: {"questions": len(predictions.items)}},
+        "metrics": judged.metrics,
+        "intervals": judged.intervals,
+        "counts": {split: counts},
         "timing": {"predict_seconds": seconds},
         "memory": {"peak_bytes": peak_memory(device)},
+        **({} if reference is None else {"reference": str(reference)}),
     }
     if out is not None:
-        place = RunDirectory(out)
         out.mkdir(parents=True, exist_ok=True)
-        predictions.write(place.predictions)
-        write_json(place.result, {**result, "predictions": place.predictions.name})
+        judged.write(RunDirectory(out))
+        result |= judged.more
+        write_json(RunDirectory(out).result, result)
     return result
+
+
+def _judge(
+    trained: TrainedModel, task: Task | TokenTask, split: str, out: Path | None, reference: Path | None
+) -> tuple[Judged, dict[str, int]]:
+    """Figures, and how much there was of what they are about."""
+    if isinstance(task, Task):
+        if reference is not None:
+            raise InputError(f"reference belongs to tasks of text, and task {task.name!r} has questions; leave it out")
+        predictions = trained.predict_task(task, split)
+        return judge_questions(predictions), {"questions": len(predictions.items)}
+    require_judgeable(trained.config, task, trained.samples)
+    if reference is not None:
+        read_reference(reference, split)  # refused now rather than when all is computed
+    texts = task.encode(split, trained.loaded.tokenizer, trained.config.data.max_tokens)
+    judge = TokenJudge(trained.config, trained.model, trained.loaded, trained.token_predictor(), trained.report)
+    judged = judge(task, split, texts, None if out is None else RunDirectory(out), reference)
+    return judged, {"texts": len(texts), "tokens": sum(len(text.target_ids) for text in texts)}
 
 
 def require_free(out: Path, *, force: bool) -> None:

@@ -12,20 +12,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from bayeslora.adapter.base import Holder, find_any_holder
 from bayeslora.posterior import IllConditionedError
-from bayeslora.predict.options import Encoded
-from bayeslora.predict.scorer import Scorer
 from bayeslora.progress import Reporter, Silent
 from bayeslora.train.checkpoint import TrainingState, load_checkpoint, save_checkpoint
 from bayeslora.train.config import TrainingConfig
 from bayeslora.train.errors import TrainingDiverged
-from bayeslora.train.objective import KLWeight, cross_entropy
+from bayeslora.train.objective import KLWeight, Lesson, Objective
 from bayeslora.train.optimise import parameter_groups, rate_factor
 from bayeslora.train.steps import JointSteps, SplitSteps, Steps
 from bayeslora.train.trackers import Log
@@ -34,21 +32,31 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Example:
-    """A question to learn from."""
+class _Taken(Generic[Lesson]):
+    """A step that was taken, with its figures where they were computed.
 
-    id: str
-    encoded: Encoded
-    gold: int
+    Attributes:
+        step: its number, from 0.
+        examples: what was learnt from.
+        kl_weight: weight of the KL.
+        learning_rate: of the first group of parameters.
+        figures: sum of the losses, both KLs, the whole objective, and the norm of the gradient.
+    """
+
+    step: int
+    examples: Sequence[Lesson]
+    kl_weight: float
+    learning_rate: float
+    figures: Tensor
 
 
 @dataclass
-class Fit:
+class Fit(Generic[Lesson]):
     """One training run.
 
     Args:
-        scorer: scores questions with the adapted model.
-        examples: the training questions.
+        objective: what is learnt, with the adapted model.
+        examples: the training questions or texts.
         config: settings, with nothing left open.
         seed: of everything random.
         validate: evaluates the model as it is; must report ``nll``.
@@ -59,8 +67,8 @@ class Fit:
         log: told the figures of every step.
     """
 
-    scorer: Scorer
-    examples: Sequence[Example]
+    objective: Objective[Lesson]
+    examples: Sequence[Lesson]
     config: TrainingConfig
     seed: int
     validate: Callable[[], Mapping[str, float]]
@@ -71,7 +79,8 @@ class Fit:
     log: Log | None = None
 
     def __post_init__(self) -> None:
-        self._model: nn.Module = self.scorer.model
+        self._model: nn.Module = self.objective.model
+        self._device = next(self._model.parameters()).device
         self._holder: Holder = find_any_holder(self._model)
         trained = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         remembered = {f"remembered.{name}": buffer for name, buffer in self._holder.named_buffers()}
@@ -82,6 +91,8 @@ class Fit:
         self._batch_size: int = self._given("batch_size")
         self._epochs: int = self._given("epochs")
         self._draws: int = self._given("draws")
+        self._taken: _Taken[Lesson] | None = None
+        self._terms: float = sum(map(self.objective.terms, self.examples)) / max(1, len(self.examples))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -98,16 +109,19 @@ class Fit:
         state = self._resume()
         clock, saved = time.monotonic() - state.seconds, time.monotonic()
         advance = self.report.stage("training")
-        devices = [self.scorer.device] if self.scorer.device.type == "cuda" else []
+        devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices), self._holder.restoring():
             while state.step < self.steps and not state.stopped:
                 advance(state.step, self.steps)
                 self._step(state)
                 ended = state.step % self.steps_per_epoch == 0
+                due = ended or time.monotonic() - saved >= self.checkpoint_seconds
+                if due:
+                    self._note_last(state)
                 if ended:
                     self._end_epoch(state)
                 state.seconds = time.monotonic() - clock
-                if ended or time.monotonic() - saved >= self.checkpoint_seconds:
+                if due:
                     self._save(state)
                     saved = time.monotonic()
         advance(self.steps, self.steps)
@@ -118,51 +132,67 @@ class Fit:
     # One step -----------------------------------------------------------------------------------------------------
 
     def _step(self, state: TrainingState) -> None:
+        """Take a step, and look at the figures of the one before: looking at its own would make the host wait for it."""
+        before, self._taken = self._taken, self._take_step(state.step)
+        state.step += 1
+        if before is not None:
+            self._note(before, state)
+
+    def _take_step(self, step: int) -> _Taken[Lesson]:
         self._model.train()
-        step = state.step
-        weight = self._kl_weight.at(step, self.steps, examples=len(self.examples), batch_size=self._batch_size)
+        weight = self._kl_weight.at(
+            step, self.steps, examples=len(self.examples), batch_size=self._batch_size, terms=self._terms
+        )
         examples = self._examples_of(step)
         parts = list(_cut(examples, self.config.micro_batch or len(examples)))
         self._set_rates(step)
         self._steps.zero_grad()
-        nll, kls = 0.0, {"kl_inducing": 0.0, "kl_conditional": 0.0}
+        figures = []
         for index, part in enumerate(parts):
-            noise = torch.Generator(self.scorer.device).manual_seed(_mix(self.seed, step, index))
+            noise = torch.Generator(self._device).manual_seed(_mix(self.seed, step, index))
             torch.manual_seed(_mix(self.seed, step, index, 1))  # dropout must not follow the noise of the draws
             try:
                 self._holder.draw(draws := min(self._draws, len(part)), noise)
             except IllConditionedError as error:
-                raise self._diverged(str(error), state, part) from error
-            losses = self._losses(part, draws)
+                raise self._diverged(str(error), step, part) from error
+            losses = self.objective.losses(part, draws)
             kl = self._holder.kl()
-            loss = losses.sum() / len(examples)
+            # over the terms that a batch of this size has on average, so that every term of the data weighs the same
+            loss = losses.sum() / (len(examples) * self._terms)
             penalty = self._holder.penalty()
             if penalty is not None:
                 loss = loss + penalty / len(parts)
             share = self._holder.kl_share(len(parts))
             weighted = weight * share * kl.total
-            self._require_finite(loss + weighted, state, part)
             self._steps.backward(loss, weighted)
-            nll += losses.detach().sum().item()
-            kls["kl_inducing"] += share * kl.inducing.item()
-            kls["kl_conditional"] += share * kl.conditional.item()
-        self._require_finite(self._steps.step(), state, examples)
-        state.step += 1
-        self._holder.after_step(state.step, self.steps)
+            told = (losses.sum(), share * kl.inducing, share * kl.conditional, loss + weighted)
+            figures.append(torch.stack([figure.detach().float() for figure in told]))
+        norm = self._steps.step()
+        self._holder.after_step(step + 1, self.steps)
+        rate = self._steps.groups[0]["lr"]
+        return _Taken(step, examples, weight, rate, torch.cat([torch.stack(figures).sum(0), norm.detach().view(1)]))
+
+    def _note(self, taken: _Taken[Lesson], state: TrainingState) -> None:
+        """Take in the figures of a step; here the host waits until it is done."""
+        nll, kl_inducing, kl_conditional, loss, norm = taken.figures.tolist()
+        for value in (loss, norm):
+            if not math.isfinite(value):
+                raise self._diverged(f"the loss or its gradient is {value}", taken.step, taken.examples)
         total, count = state.train_nll
-        state.train_nll = (total + nll, count + len(examples))
+        terms = sum(map(self.objective.terms, taken.examples))
+        state.train_nll = (total + nll, count + terms)
         if self.log is not None:
-            rate = self._steps.groups[0]["lr"]
-            figures = {"nll": nll / len(examples), **kls, "kl_weight": weight, "learning_rate": rate}
-            self.log({f"train/{name}": value for name, value in figures.items()}, state.step)
+            figures = {"nll": nll / terms, "kl_inducing": kl_inducing, "kl_conditional": kl_conditional}
+            figures |= {"kl_weight": taken.kl_weight, "learning_rate": taken.learning_rate}
+            self.log({f"train/{name}": value for name, value in figures.items()}, taken.step + 1)
 
-    def _losses(self, part: Sequence[Example], draws: int) -> Tensor:
-        """Cross-entropy of every question; they are divided among the draws."""
-        scores = self.scorer([example.encoded for example in part], blocks=draws)
-        gold = torch.tensor([example.gold for example in part], device=scores.total.device)
-        return cross_entropy(scores.log_probabilities, gold, scores.present, self._given("label_smoothing"))
+    def _note_last(self, state: TrainingState) -> None:
+        """Take in the figures of the last step, if that has not been done."""
+        if self._taken is not None:
+            taken, self._taken = self._taken, None
+            self._note(taken, state)
 
-    def _examples_of(self, step: int) -> list[Example]:
+    def _examples_of(self, step: int) -> list[Lesson]:
         """The batch of a step: every epoch has an order of its own."""
         epoch, index = divmod(step, self.steps_per_epoch)
         rng = random.Random(f"{self.seed} {epoch}")
@@ -184,17 +214,13 @@ class Fit:
         for group, rate in zip(self._steps.groups, self._rates, strict=True):
             group["lr"] = rate * factor
 
-    def _require_finite(self, value: Tensor, state: TrainingState, examples: Sequence[Example]) -> None:
-        if not bool(torch.isfinite(value)):
-            raise self._diverged(f"the loss or its gradient is {value.item()}", state, examples)
-
-    def _diverged(self, what: str, state: TrainingState, examples: Sequence[Example]) -> TrainingDiverged:
+    def _diverged(self, what: str, step: int, examples: Sequence[Lesson]) -> TrainingDiverged:
         names = ", ".join(example.id for example in examples[:3])
         saved = self.checkpoint is not None and self.checkpoint.exists()
         kept = f"the last good state is kept in {self.checkpoint}; " if saved else ""
         return TrainingDiverged(
-            f"{what} at step {state.step + 1} of {self.steps} "
-            f"(epoch {state.step // self.steps_per_epoch + 1}, questions {names}, ...); {kept}"
+            f"{what} at step {step + 1} of {self.steps} "
+            f"(epoch {step // self.steps_per_epoch + 1}, questions {names}, ...); {kept}"
             "try a lower learning rate"
         )
 

@@ -1,13 +1,107 @@
-"""The objective of a step: mean cross-entropy over the options, and the KL with its weight (section 13.4)."""
+"""The objective of a step: the mean cross-entropy of answers or of tokens, and the KL with its weight (section 13.4)."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
-from torch import Tensor
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from bayeslora.posterior import kl_weight
 from bayeslora.posterior.kl import KLScaling
+from bayeslora.predict.options import Encoded
+from bayeslora.predict.scorer import Scorer
+from bayeslora.predict.tokens import batch_texts
+from bayeslora.tasks.tokens import EncodedText
+
+
+class Named(Protocol):
+    """Something to learn from."""
+
+    @property
+    def id(self) -> str:
+        """Its name."""
+
+
+Lesson = TypeVar("Lesson", bound=Named)
+Learnt = TypeVar("Learnt", bound=Named, contravariant=True)
+
+
+class Objective(Protocol[Learnt]):
+    """What is learnt of one kind of examples."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that learns."""
+
+    def losses(self, examples: Sequence[Learnt], draws: int) -> Tensor:
+        """Cross-entropy ``[B]`` of every example, summed over its terms. They are divided among the draws in use."""
+
+    def terms(self, example: Learnt) -> int:
+        """How many answers or tokens an example consists of."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A question to learn from."""
+
+    id: str
+    encoded: Encoded
+    gold: int
+
+
+@dataclass(frozen=True)
+class QuestionObjective:
+    """The right one of a question's options."""
+
+    scorer: Scorer
+    label_smoothing: float = 0.0
+
+    @property
+    def model(self) -> nn.Module:
+        """See :class:`Objective`."""
+        return self.scorer.model
+
+    def losses(self, examples: Sequence[Example], draws: int) -> Tensor:
+        """See :class:`Objective`."""
+        scores = self.scorer([example.encoded for example in examples], blocks=draws)
+        gold = torch.tensor([example.gold for example in examples]).to(scores.total.device, non_blocking=True)
+        return cross_entropy(scores.log_probabilities, gold, scores.present, self.label_smoothing)
+
+    def terms(self, example: Example) -> int:
+        """One answer."""
+        return 1
+
+
+@dataclass(frozen=True)
+class TokenObjective:
+    """All tokens of a text that are to be predicted."""
+
+    model: nn.Module
+    pad_id: int = 0
+    label_smoothing: float = 0.0
+
+    def losses(self, examples: Sequence[EncodedText], draws: int) -> Tensor:
+        """See :class:`Objective`. Smoothing spreads over the vocabulary."""
+        size = math.ceil(len(examples) / draws)
+        rows = [k % draws * size + k // draws for k in range(len(examples))]
+        given = [examples[0]] * (draws * size)  # rows that would be empty hold any text, and do not count
+        for row, example in zip(rows, examples, strict=True):
+            given[row] = example
+        batch = batch_texts(given, self.pad_id, next(self.model.parameters()).device)
+        counted = torch.zeros_like(batch.counted)
+        counted[rows] = batch.counted[rows]
+        logits, targets = batch.logits(self.model)[counted].float(), batch.targets[counted]
+        losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.label_smoothing)
+        return torch.zeros(counted.shape, device=losses.device).masked_scatter(counted, losses).sum(1)[rows]
+
+    def terms(self, example: EncodedText) -> int:
+        """One for each token."""
+        return len(example.target_ids)
 
 
 def cross_entropy(log_probabilities: Tensor, gold: Tensor, present: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -40,8 +134,13 @@ class KLWeight:
     beta: float = 1.0
     warmup: float = 0.0
 
-    def at(self, step: int, steps: int, *, examples: int, batch_size: int) -> float:
-        """The weight at a step, counted from 0, of so many."""
+    def at(self, step: int, steps: int, *, examples: int, batch_size: int, terms: float = 1.0) -> float:
+        """The weight at a step, counted from 0, of so many; the loss beside it is a mean over ``terms`` per example.
+
+        Only ``elbo`` asks for the terms: the evidence counts every one of them. The others depend on steps alone.
+        """
         full = kl_weight(self.scaling, examples=examples, batch_size=batch_size, beta=self.beta, step=step)
+        if self.scaling == "elbo":
+            full /= terms
         rising = self.warmup * steps
         return full * min(1.0, (step + 1) / rising) if rising > 0 else full

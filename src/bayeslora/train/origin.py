@@ -27,7 +27,7 @@ def lora_runs(config: RunConfig) -> list[RunConfig]:
         method="lora",
         start_from=(),
         adapter=replace(config.adapter, settings={}),
-        prediction=PredictionConfig(batch_tokens=config.prediction.batch_tokens),
+        prediction=PredictionConfig(batch_tokens=config.prediction.batch_tokens, solutions=0),
     )
     return [resolve(replace(lora, seed=config.seed + SEED_DISTANCE * k)) for k in range(count)]
 

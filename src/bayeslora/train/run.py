@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,23 +23,23 @@ from bayeslora.depth import upper_layers
 from bayeslora.errors import InputError
 from bayeslora.files import tensor_failures, write_json
 from bayeslora.methods import find_method
-from bayeslora.methods.base import Made, Making
+from bayeslora.methods.base import Made
 from bayeslora.models import LoadedModel, load_model
 from bayeslora.posterior import Factors
 from bayeslora.predict.calibrate import Calibration
-from bayeslora.predict.predictions import Predictions, main_metrics
-from bayeslora.predict.predictor import Predictor
-from bayeslora.predict.scorer import Scorer
-from bayeslora.predict.trunk import TrunkCache, TrunkScorer
+from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Reporter, Silent
-from bayeslora.tasks import Item, Questions, Split, encode_items, load_task, require_gold
+from bayeslora.tasks import Task, find_task
 from bayeslora.train.checkpoint import TrainingState
 from bayeslora.train.config import AdapterConfig, RunConfig, flatten, resolve, to_dict
 from bayeslora.train.directory import RunDirectory
 from bayeslora.train.environment import describe_environment, peak_memory
-from bayeslora.train.fit import Example, Fit
+from bayeslora.train.fit import Fit
 from bayeslora.train.origin import lora_runs, require_origins
+from bayeslora.train.question_work import QuestionWork
+from bayeslora.train.token_work import TokenWork
 from bayeslora.train.trackers import require_trackers, tracking
+from bayeslora.train.work import Judged, Work
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -137,26 +136,6 @@ def adapt(loaded: LoadedModel, config: RunConfig) -> PeftModel:
         ) from error
 
 
-def make_scorer(model: PeftModel, loaded: LoadedModel, config: RunConfig, trunk: TrunkCache | None) -> Scorer:
-    """A scorer for the adapted model, with a kept trunk if the settings say so."""
-    pad_id = loaded.tokenizer.pad_token_id
-    return TrunkScorer(model, pad_id, trunk) if config.training.cache_trunk else Scorer(model, pad_id)
-
-
-def make_predictor(scorer: Scorer, loaded: LoadedModel, config: RunConfig) -> Predictor:
-    """What predicts as the settings say."""
-    return Predictor(
-        scorer,
-        loaded.tokenizer,
-        scoring=config.data.scoring,
-        max_tokens=config.data.max_tokens,
-        samples=config.prediction.samples,
-        seed=config.seed,
-        batch_tokens=config.prediction.batch_tokens,
-        layers=config.prediction.draw_layers,
-    )
-
-
 def load_base(config: RunConfig, device: str) -> LoadedModel:
     """The base model of a run."""
     loading = config.loading
@@ -181,14 +160,14 @@ class _Run:
     def execute(self) -> dict[str, Any]:
         """All input is checked before the directory is touched: a mistake costs no earlier run."""
         require_trackers(self.place.report_to)
-        splits = self._read()
+        work = open_work(self.config, self.place.data_dir)
         loaded = self.place.loaded or load_base(self.config, self.place.device)
-        parts = {name: self._encode(split.items, loaded) for name, split in splits.items()}
+        work.encode(loaded)
         origins = self._origins(loaded)
         model = adapt(loaded, self.config)
         try:
             loras = [read_lora(model, find_holder(model), "default", path) for path in origins]
-            return self._train(model, loaded, splits, parts, loras)
+            return self._train(model, work, loras)
         finally:
             model.unload()  # the base model may be somebody else's
 
@@ -206,152 +185,97 @@ class _Run:
             train(config, self.directory.lora(number), place)
         return [str(RunDirectory(self.directory.lora(number)).adapter) for number in range(len(runs))]
 
-    def _train(
-        self,
-        model: PeftModel,
-        loaded: LoadedModel,
-        splits: Mapping[str, Split],
-        parts: Mapping[str, Questions],
-        loras: Sequence[Factors],
-    ) -> dict[str, Any]:
+    def _train(self, model: PeftModel, work: Work, loras: Sequence[Factors]) -> dict[str, Any]:
         if self.config.training.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        scorer = make_scorer(model, loaded, self.config, self.place.trunk)
-        predictor = make_predictor(scorer, loaded, self.config)
+        work.bind(model, self.place.trunk)
         self.directory.claim(to_dict(self.config), force=self.force)
-        encoded = [item for part in parts.values() for item in part.encoded]
-        scorer.prepare(encoded, self.config.prediction.batch_tokens, self.report.stage("computing the frozen layers"))
+        work.prepare(self.report)
         made = None
         if find_method(self.config.method).make is None:
             if loras:
                 find_holder(model).posterior("default").start_from(loras[0])
-            state = self._fit(scorer, predictor, parts)
+            state = self._fit(work)
         else:
-            made, state = self._make(model, predictor, parts, loras)
-            predictor = replace(predictor, calibration=made.calibration or Calibration())
+            made, state = self._make(model, work, loras)
+        calibration = made.calibration if made is not None else None
         start = time.perf_counter()
-        test = parts["test"]
-        predictions = predictor(test.items, test.encoded, self.report.stage("predicting"))
+        judged = work.judge(calibration or Calibration(), self.directory, self.report)
         seconds = time.perf_counter() - start
-        result = self._result(splits, model, state, predictions, seconds, scorer.device)
+        result = self._result(work, model, state, judged, seconds)
         if made is not None:
             result["found"] = dict(made.found)
-        self._write(model, predictions, result, made)
+        self._write(model, judged, result, calibration)
         return result
 
-    def _make(
-        self, model: PeftModel, predictor: Predictor, parts: Mapping[str, Questions], loras: Sequence[Factors]
-    ) -> tuple[Made, TrainingState]:
+    def _make(self, model: PeftModel, work: Work, loras: Sequence[Factors]) -> tuple[Made, TrainingState]:
         """Make the method from its LoRAs; the time it took counts as training, theirs is in their own results."""
         method = find_method(self.config.method)
         assert method.make is not None
-        making = Making(
-            posterior=find_holder(model).posterior("default"),
-            loras=loras,
-            predictor=predictor,
-            train=parts["train"],
-            validation=parts["validation"],
-            seed=self.config.seed,
-            report=self.report,
-        )
+        making = work.making(find_holder(model).posterior("default"), loras, self.report)
         start = time.perf_counter()
         made = method.make(making)
         model.eval()
         return made, TrainingState(seconds=time.perf_counter() - start)
 
-    def _read(self) -> dict[str, Split]:
-        """All splits, read before anything else: whatever is wrong with data is found before the model is loaded."""
-        task = load_task(self.config.task, self.place.data_dir)
-        splits = {name: task.load(name) for name in ("train", "validation", "test")}
-        limit = self.config.data.max_train
-        if limit is not None:
-            items = list(splits["train"].items)
-            random.Random("max_train").shuffle(
-                items
-            )  # the same for all seeds: members of an ensemble learn from the same
-            splits["train"] = replace(splits["train"], items=tuple(items[:limit]))
-        for name, split in splits.items():
-            if not split.items:
-                raise InputError(f"task {self.config.task!r}: its {name} split is empty; a run needs all three")
-            try:
-                require_gold(split)
-            except InputError as error:
-                raise InputError(f"task {self.config.task!r}, {name} split: {error}") from error
-        return splits
-
-    def _encode(self, items: tuple[Item, ...], loaded: LoadedModel) -> Questions:
-        data = self.config.data
-        return Questions(items, encode_items(items, loaded.tokenizer, data.scoring, data.max_tokens))
-
-    def _fit(self, scorer: Scorer, predictor: Predictor, parts: Mapping[str, Questions]) -> TrainingState:
-        train, validation = parts["train"], parts["validation"]
-        examples = [
-            Example(item.id, encoded, gold)
-            for item, encoded, gold in zip(train.items, train.encoded, require_gold(train.items), strict=True)
-        ]
-
-        def validate() -> Mapping[str, float]:
-            predictions = predictor(validation.items, validation.encoded, self.report.stage("validating"))
-            return main_metrics(predictions.metrics())
-
+    def _fit(self, work: Work) -> TrainingState:
         settings = flatten(to_dict(self.config))
         with tracking(self.place.report_to, self.directory.path, settings) as log:
             fit = Fit(
-                scorer,
-                examples,
+                work.objective,
+                work.examples,
                 self.config.training,
                 self.config.seed,
-                validate,
+                lambda: work.validate(self.report),
                 checkpoint=self.directory.checkpoint,
                 checkpoint_seconds=self.place.checkpoint_seconds,
-                run=_digest(self.config, parts),
+                run=_digest(self.config, work.fingerprint()),
                 report=self.report,
                 log=log,
             )
             return fit()
 
     def _result(
-        self,
-        splits: Mapping[str, Split],
-        model: PeftModel,
-        state: TrainingState,
-        predictions: Predictions,
-        predict_seconds: float,
-        device: torch.device,
+        self, work: Work, model: PeftModel, state: TrainingState, judged: Judged, judge_seconds: float
     ) -> dict[str, Any]:
         trainable, total = model.get_nb_trainable_parameters()
+        device = next(model.parameters()).device
         return {
             "schema": SCHEMA,
             "config": to_dict(self.config),
             "environment": describe_environment(device),
             "seed": self.config.seed,
             "split": "test",
-            "metrics": predictions.metrics(),
-            "intervals": predictions.intervals(),
-            "counts": {
-                name: {"questions": len(split), "left_out": dict(split.counts)} for name, split in splits.items()
-            },
+            "metrics": judged.metrics,
+            "intervals": judged.intervals,
+            "counts": work.counts,
             "timing": {
                 "train_seconds": state.seconds,
                 "seconds_per_step": state.seconds / max(1, state.step),
                 "steps": state.step,
-                "predict_seconds": predict_seconds,
+                "predict_seconds": judge_seconds,
             },
             "memory": {"peak_bytes": peak_memory(device)},
             "parameters": {"trainable": trainable, "total": total},
             "history": state.history,
             "stopped_early": state.stopped,
-            "predictions": self.directory.predictions.name,
+            **judged.more,
         }
 
-    def _write(self, model: PeftModel, predictions: Predictions, result: dict[str, Any], made: Made | None) -> None:
+    def _write(self, model: PeftModel, judged: Judged, result: dict[str, Any], calibration: Calibration | None) -> None:
         """Adapter and predictions first, the result last: who sees a result can count on the rest."""
         _save_adapter(model, self.directory.adapter)
-        if made is not None and made.calibration is not None:
-            made.calibration.save(self.directory.calibration)
-        predictions.write(self.directory.predictions)
+        if calibration is not None:
+            calibration.save(self.directory.calibration)
+        judged.write(self.directory)
         write_json(self.directory.result, result)
         self.directory.checkpoint.unlink(missing_ok=True)
+
+
+def open_work(config: RunConfig, data_dir: Path | None) -> Work:
+    """The run's task, read."""
+    task = find_task(config.task, data_dir)
+    return QuestionWork(config, task) if isinstance(task, Task) else TokenWork(config, task)
 
 
 def _save_adapter(model: PeftModel, path: Path) -> None:
@@ -377,11 +301,10 @@ def _layer_indices(loaded: LoadedModel, adapter: AdapterConfig) -> list[int] | N
     return list(range(count - upper_layers(adapter.layers, count), count))
 
 
-def _digest(config: RunConfig, parts: Mapping[str, Questions]) -> str:
+def _digest(config: RunConfig, fingerprint: Iterable[object]) -> str:
     """Tells a run from others: its settings and the very tokens it learns from."""
     record = json.dumps(to_dict(config), sort_keys=True)
     digest = hashlib.sha256(record.encode())
-    for name in ("train", "validation"):
-        for item, encoded in zip(parts[name].items, parts[name].encoded, strict=True):
-            digest.update(repr((encoded.prompt_ids, encoded.option_ids, item.gold)).encode())
+    for part in fingerprint:
+        digest.update(repr(part).encode())
     return digest.hexdigest()

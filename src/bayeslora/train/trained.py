@@ -32,11 +32,14 @@ from bayeslora.predict.calibrate import (
 from bayeslora.predict.generate import Generation, Prompt, Writing, generate
 from bayeslora.predict.predictions import Predictions, main_metrics
 from bayeslora.predict.predictor import Predictor
+from bayeslora.predict.token_predictor import TokenPredictor
 from bayeslora.progress import Reporter, Silent
-from bayeslora.tasks import Item, load_task, make_item, require_gold
+from bayeslora.tasks import Item, Task, load_task, make_item, require_gold
 from bayeslora.train.config import RunConfig, from_dict
 from bayeslora.train.directory import RunDirectory
-from bayeslora.train.run import load_base, make_predictor, make_scorer
+from bayeslora.train.question_work import make_predictor, make_scorer
+from bayeslora.train.run import load_base
+from bayeslora.train.token_work import make_token_predictor
 
 if TYPE_CHECKING:
     from transformers.generation import BaseStreamer
@@ -83,7 +86,11 @@ class TrainedModel:
 
     def evaluate(self, task: str | None = None, split: str = "test", data_dir: Path | None = None) -> Predictions:
         """Predictions on a split of a task with answers, by default of the one it was trained on."""
-        items = load_task(task or self.config.task, data_dir).load(split).items
+        return self.predict_task(load_task(task or self.config.task, data_dir), split)
+
+    def predict_task(self, task: Task, split: str) -> Predictions:
+        """The same for a task that is at hand."""
+        items = task.load(split).items
         require_gold(items)
         return self.predict(items)
 
@@ -172,6 +179,11 @@ class TrainedModel:
             self.model.peft_config["default"].save_pretrained(folder)
             partial.write_bytes((Path(folder) / CONFIG_NAME).read_bytes())
         self.calibration.save(self.directory.calibration)
+
+    def token_predictor(self) -> TokenPredictor:
+        """What predicts the tokens of texts."""
+        predictor = make_token_predictor(self.model, self.loaded, self.config)
+        return replace(predictor, samples=self.samples, layers=self.draw_layers, calibration=self.calibration)
 
     def _predictor(self) -> Predictor:
         scorer = make_scorer(self.model, self.loaded, self.config, None)

@@ -1,0 +1,174 @@
+"""Predicting every token of texts, a batch at a time: distributions over the vocabulary come and go, and are never kept.
+
+Prompts are padded on the left and targets on the right,
+
+    [padding | prompt | target | padding]
+
+so that the columns whose logits are needed, from the prompt's last one on, are the same for all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import sdpa_kernel
+
+from bayeslora.adapter.base import find_any_holder
+from bayeslora.metrics import TokenScores
+from bayeslora.predict.mc import RunningAverage
+from bayeslora.predict.options import ATTENTION
+from bayeslora.predict.scorer import require_numbers
+from bayeslora.tasks.tokens import EncodedText
+
+CELLS = 2**27
+"""Probabilities held at once: half a GiB in float32, of which there are a few at a time."""
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """``B`` texts in ``T`` columns, of which the last ``K`` predict targets.
+
+    Attributes:
+        input_ids: ``[B, T]``.
+        attention_mask: ``[B, T]``, 0 for padding.
+        targets: ``[B, K]``, the tokens that the last columns predict.
+        counted: ``[B, K]``, which of them are no padding.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    targets: Tensor
+    counted: Tensor
+
+    def logits(self, model: nn.Module) -> Tensor:
+        """Logits ``[B, K, vocabulary]`` of the tokens that predict targets."""
+        mask = self.attention_mask
+        with sdpa_kernel(ATTENTION):
+            output: Any = model(
+                input_ids=self.input_ids,
+                attention_mask=None if bool(mask.all()) else mask,
+                position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+                use_cache=False,
+                logits_to_keep=self.targets.shape[1],
+            )
+        logits: Tensor = output.logits
+        return logits
+
+
+def batch_texts(texts: Sequence[EncodedText], pad_id: int, device: torch.device) -> TokenBatch:
+    """Texts as one batch. The last target predicts nothing and is left out of the input."""
+    given = max(len(text.prompt_ids) for text in texts)
+    kept = max(len(text.target_ids) for text in texts)
+    ids = np.full((len(texts), given + kept), pad_id, dtype=np.int64)
+    mask = np.zeros_like(ids)
+    for row, text in enumerate(texts):
+        start, end = given - len(text.prompt_ids), given + len(text.target_ids)
+        ids[row, start:end] = [*text.prompt_ids, *text.target_ids]
+        mask[row, start:end] = 1
+    whole, seen = torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device)
+    return TokenBatch(whole[:, :-1], seen[:, :-1], whole[:, given:], seen[:, given:].bool())
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What was predicted of some texts.
+
+    Attributes:
+        rows: which texts.
+        log_probabilities: ``[tokens, vocabulary]`` of their targets, text after text, averaged over the draws.
+        labels: ``[tokens]``, the targets.
+    """
+
+    rows: list[int]
+    log_probabilities: Tensor
+    labels: Tensor
+
+
+@torch.no_grad()
+def predict_tokens(
+    model: nn.Module,
+    texts: Sequence[EncodedText],
+    *,
+    pad_id: int = 0,
+    samples: int,
+    seed: int,
+    batch_tokens: int,
+    layers: str = "all",
+    advance: Callable[[int, int], None] | None = None,
+) -> Iterator[Predicted]:
+    """Predict all targets under the same ``samples`` draws of the adapter, or under its mean if there are to be none.
+
+    Draws are made once from the seed, and take turns on every batch: of draws × tokens × vocabulary only one draw and
+    the average so far are in memory, for at most ``batch_tokens`` and :data:`CELLS` (or one text).
+    """
+    holder = find_any_holder(model)
+    count = holder.draw_count(samples) if samples > 0 else 0
+    device = next(model.parameters()).device
+    training = model.training
+    model.eval()
+    done = 0
+    try:
+        with holder.restoring():
+            if count == 0:
+                holder.deterministic()
+            else:
+                holder.draw(count, torch.Generator().manual_seed(seed), layers=layers)
+            for rows in _batches(texts, batch_tokens, _vocabulary(model)):
+                batch = batch_texts([texts[row] for row in rows], pad_id, device)
+                average = RunningAverage()
+                for draw in range(max(1, count)):
+                    with holder.restoring():
+                        if count > 1:
+                            holder.narrow(draw, 1)
+                        average.add(batch.logits(model)[batch.counted].float().log_softmax(-1))
+                averaged = average.result()
+                require_numbers(averaged)
+                yield Predicted(rows, averaged, batch.targets[batch.counted])
+                done += len(rows)
+                if advance is not None:
+                    advance(done, len(texts))
+    finally:
+        model.train(training)
+
+
+def score_tokens(log_probabilities: Tensor, labels: Tensor) -> TokenScores:
+    """:func:`bayeslora.metrics.token_scores` where the distributions ``[tokens, vocabulary]`` are, without copying them."""
+    probabilities = log_probabilities.exp()
+    highest, guess = log_probabilities.max(-1)
+    right = log_probabilities.gather(-1, labels.unsqueeze(-1)).squeeze(-1).double().exp()
+    entropy = torch.special.entr(probabilities).sum(-1)
+    brier = probabilities.square_().sum(-1).double() - 2.0 * right + 1.0
+    return TokenScores(
+        label_probability=right.cpu().numpy(),
+        confidence=highest.exp().cpu().numpy(),
+        correct=(guess == labels).cpu().numpy(),
+        entropy=entropy.double().cpu().numpy(),
+        brier=brier.cpu().numpy(),
+    )
+
+
+def _batches(texts: Sequence[EncodedText], tokens: int, vocabulary: int) -> Iterator[list[int]]:
+    """Row numbers of the texts, longest first, in batches within the limits (or of one text)."""
+    order = sorted(range(len(texts)), key=lambda row: len(texts[row]), reverse=True)
+    batch: list[int] = []
+    width = kept = 0
+    for row in order:
+        width = max(width, len(texts[row]))
+        kept = max(kept, len(texts[row].target_ids))
+        size = len(batch) + 1
+        if batch and (size * width > tokens or size * kept * vocabulary > CELLS):
+            yield batch
+            batch, width, kept = [], len(texts[row]), len(texts[row].target_ids)
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def _vocabulary(model: nn.Module) -> int:
+    config: Any = model.config
+    return int(config.get_text_config().vocab_size)

@@ -1,0 +1,109 @@
+"""Parts of a comparison's table for tasks whose every token is predicted: running text, and problems with solutions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bayeslora.predict.token_predictor import read_token_predictions
+from bayeslora.report.table import Cell, Column, Row
+from bayeslora.studies.evaluated import summary_of
+from bayeslora.tasks import ProblemTask, TokenTask
+from bayeslora.train.directory import RunDirectory
+
+Places = Mapping[str, Mapping[int, Path]]
+"""Directories with results, by method and seed."""
+
+TEXT_COLUMNS = (
+    Column("nll", "NLL ↓"),
+    Column("brier", "Brier ↓"),
+    Column("ece", "ECE ↓", 100.0, 2),
+    Column("uncertain_nll", "NLL, uncertain ↓"),
+    Column("uncertain_brier", "Brier, uncertain ↓"),
+    Column("uncertain_ece", "ECE, uncertain ↓", 100.0, 2),
+)
+PROBLEM_COLUMNS = (
+    Column("acc", "ACC ↑", 100.0, 1, largest=True),
+    Column("cot_nll", "CoT-NLL ↓"),
+    Column("cot_ece", "CoT-ECE ↓", 100.0, 2),
+)
+
+
+@dataclass(frozen=True)
+class TokenSection:
+    """A part of the table.
+
+    Attributes:
+        columns: what is shown.
+        rows: by method.
+        record: what the rows were made from, by method.
+    """
+
+    columns: tuple[Column, ...]
+    rows: dict[str, Row]
+    record: dict[str, Any]
+
+
+def token_sections(title: str, task: TokenTask, places: Places, loras: Mapping[int, Path]) -> dict[str, TokenSection]:
+    """Parts by title: one for problems, and for text one for each split that the results have.
+
+    Args:
+        title: of the whole.
+        task: what was predicted.
+        places: where the results are.
+        loras: results of LoRAs by seed, whose entropies say which tokens are uncertain.
+    """
+    if isinstance(task, ProblemTask):
+        figures = {
+            method: {seed: _result(path)["metrics"] for seed, path in runs.items()} for method, runs in places.items()
+        }
+        return {title: _section(PROBLEM_COLUMNS, figures, places)}
+    sections = {}
+    for split in ("validation", "test"):
+        figures = {
+            method: {
+                seed: _text_metrics(path, split, loras.get(seed))
+                for seed, path in runs.items()
+                if RunDirectory(path).tokens(split).exists()
+            }
+            for method, runs in places.items()
+        }
+        if any(figures.values()):
+            sections[f"{title}, {split}"] = _section(TEXT_COLUMNS, figures, places)
+    return sections
+
+
+def _text_metrics(path: Path, split: str, lora: Path | None) -> dict[str, float]:
+    predictions = read_token_predictions(RunDirectory(path).tokens(split))
+    if lora is not None:
+        reference = read_token_predictions(RunDirectory(lora).tokens(split))
+        predictions = predictions.with_reference(reference, str(lora))
+    return predictions.metrics()
+
+
+def _section(
+    columns: tuple[Column, ...], figures: Mapping[str, Mapping[int, Mapping[str, float]]], places: Places
+) -> TokenSection:
+    rows: dict[str, Row] = {
+        method: {
+            column.metric: Cell(tuple(it[column.metric] for it in runs.values()))
+            for column in columns
+            if runs and all(column.metric in it for it in runs.values())
+        }
+        for method, runs in figures.items()
+    }
+    record = {
+        method: {
+            "runs": [
+                {**summary_of(_result(places[method][seed]), seed), "metrics": dict(it)} for seed, it in runs.items()
+            ]
+        }
+        for method, runs in figures.items()
+    }
+    return TokenSection(columns, rows, record)
+
+
+def _result(path: Path) -> dict[str, Any]:
+    return RunDirectory(path).read_result()

@@ -1,0 +1,216 @@
+"""Problems with worked solutions: MATH and AIME, asked for step by step in the model's chat template.
+
+What is learnt and scored are the tokens of the solution, behind the problem. AIME comes without solutions, only with
+answers: its solution is one sentence with the answer in a box.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bayeslora.errors import InputError
+from bayeslora.tasks.base import SplitName, Splits
+from bayeslora.tasks.benchmark import HELD_OUT
+from bayeslora.tasks.boxed import boxed_answer
+from bayeslora.tasks.encode import beginning_ids, continuation_ids, plain_ids
+from bayeslora.tasks.rows import divide
+from bayeslora.tasks.sources import HubPlace, HubRow, Source, check_data_dir, read_source
+from bayeslora.tasks.tokens import EncodedText
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+INSTRUCTION = r"Reason step by step, and write the final answer in \boxed{}."
+"""The chain-of-thought prompt, behind every problem."""
+
+Messages = Sequence[Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One problem.
+
+    Attributes:
+        id: its name in predictions.
+        text: what is asked.
+        solution: worked out, with the answer in a box.
+        answers: those that are accepted, in LaTeX.
+    """
+
+    id: str
+    text: str
+    solution: str
+    answers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ProblemTask(Splits[tuple[Problem, ...]]):
+    """A named set of problems."""
+
+    def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[EncodedText]:
+        """Problems as what is given, solutions as what is predicted: all of them whole, whatever ``max_tokens`` says."""
+        return [encode_problem(problem, tokenizer) for problem in self.load(split)]
+
+    def encode_lessons(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[EncodedText]:
+        """The same to learn from: without those longer than ``max_tokens``, and with the token that ends an answer, for a
+        model to learn when to end."""
+        ending = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+        lessons = (encode_problem(problem, tokenizer, ending) for problem in self.load(split))
+        kept = [lesson for lesson in lessons if len(lesson) <= max_tokens]
+        if not kept:
+            raise InputError(
+                f"{self.name} {split}: no problem with its solution fits into {max_tokens} tokens; use a larger --max-tokens"
+            )
+        return kept
+
+
+def ask(problem: Problem, tokenizer: PreTrainedTokenizerBase) -> str | Messages:
+    """The prompt: a message of a chat, or plain text where the tokenizer has no chat template."""
+    if tokenizer.chat_template is None:
+        return f"Problem: {problem.text}\n{INSTRUCTION}\nSolution:"
+    return [{"role": "user", "content": f"{problem.text}\n\n{INSTRUCTION}"}]
+
+
+def encode_problem(problem: Problem, tokenizer: PreTrainedTokenizerBase, ending: Sequence[int] = ()) -> EncodedText:
+    """Tokens of the prompt, as ``generate`` makes them, and of the solution behind it."""
+    prompt = ask(problem, tokenizer)
+    if isinstance(prompt, str):
+        given = beginning_ids(tokenizer) + plain_ids(prompt, tokenizer)
+        solution = continuation_ids(f" {problem.solution}", tokenizer)
+    else:
+        written = tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True)
+        given = plain_ids(str(written), tokenizer)
+        solution = continuation_ids(problem.solution, tokenizer)
+    return EncodedText(problem.id, given, [*solution, *ending])
+
+
+# The benchmarks -------------------------------------------------------------------------------------------------------
+
+SUBJECTS = (
+    "algebra",
+    "counting_and_probability",
+    "geometry",
+    "intermediate_algebra",
+    "number_theory",
+    "prealgebra",
+    "precalculus",
+)
+
+
+@dataclass(frozen=True)
+class Problems:
+    """A benchmark as data. There is no official validation split: a fixed 20 % of train is held out for choosing.
+
+    Attributes:
+        name: of the task.
+        description: in one line.
+        train: where to learn from.
+        test: where to report.
+        hub_rows: of the two, into the fields of the local files.
+        read: makes a problem of the fields.
+        learns_from: whether a row of train may be learnt from.
+    """
+
+    name: str
+    description: str
+    train: Source
+    test: Source
+    hub_rows: tuple[HubRow, HubRow]
+    read: Callable[[Mapping[str, Any]], Problem]
+    learns_from: Callable[[Mapping[str, Any]], bool] = lambda values: True
+
+    def task(self, data_dir: Path | None) -> ProblemTask:
+        """The task, read from the data directory or else from the hub."""
+        checked = None if data_dir is None else check_data_dir(data_dir)
+        train = cache(lambda: self._read(self.train, checked, self.hub_rows[0], self.learns_from))
+
+        def split(name: SplitName) -> tuple[Problem, ...]:
+            if name == "test":
+                return self._read(self.test, checked, self.hub_rows[1], lambda values: True)
+            held_out, rest = divide(train(), (HELD_OUT, 1 - HELD_OUT), _key)
+            return rest if name == "train" else held_out
+
+        return ProblemTask(self.name, self.description, split)
+
+    def _read(
+        self, source: Source, data_dir: Path | None, hub_row: HubRow, wanted: Callable[[Mapping[str, Any]], bool]
+    ) -> tuple[Problem, ...]:
+        problems = []
+        for row in read_source(source, data_dir, hub_row):
+            try:
+                if wanted(row.values):
+                    problems.append(self.read(row.values))
+            except (KeyError, TypeError, ValueError) as error:
+                raise InputError(
+                    f"{row.origin}: is no problem with an answer ({error!r}); get the data again"
+                ) from error
+        return tuple(problems)
+
+
+def _key(problem: Problem) -> str:
+    """Equal wherever the data came from, so that the same problems are held out."""
+    return " ".join(problem.text.split())
+
+
+def read_math(values: Mapping[str, Any]) -> Problem:
+    """A row of MATH. Where it gives no answer apart, that is what its solution has in the last box."""
+    solution = str(values["solution"])
+    answer = values.get("answer")
+    if answer is None:
+        answer = boxed_answer(solution)
+    if answer is None:
+        raise ValueError("no answer in a box")
+    return Problem(str(values["id"]), str(values["problem"]), solution, (str(answer),))
+
+
+def read_aime(values: Mapping[str, Any]) -> Problem:
+    """A row of AIME. Answers are numbers from 0 to 999, some with leading zeros; once two were accepted."""
+    answers = tuple(str(int(word)) for word in str(values["answer"]).split() if word.isdigit())
+    if not answers:
+        raise ValueError("no number as answer")
+    solution = rf"The final answer is $\boxed{{{answers[0]}}}$."
+    return Problem(str(values["id"]), str(values["problem"]), solution, answers)
+
+
+def _math_row(row: Mapping[str, Any], place: HubPlace) -> dict[str, Any]:
+    """A row of ``EleutherAI/hendrycks_math``, which has no ids."""
+    return {
+        "id": f"{place.split}/{place.config}/{place.index}",
+        "problem": row["problem"],
+        "solution": row["solution"],
+    }
+
+
+def _aime_row(row: Mapping[str, Any], place: HubPlace) -> dict[str, Any]:
+    """A row of ``gneubig/aime-1983-2024``."""
+    return {"id": row["ID"], "problem": row["Question"], "answer": row["Answer"], "year": row["Year"]}
+
+
+def _aime_2024_row(row: Mapping[str, Any], place: HubPlace) -> dict[str, Any]:
+    """A row of ``HuggingFaceH4/aime_2024``."""
+    return {"id": f"2024-{row['id']}", "problem": row["problem"], "answer": row["answer"], "year": 2024}
+
+
+BENCHMARKS = (
+    Problems(
+        "math",
+        "MATH: competition mathematics with worked solutions, 7,500 training problems of which 20 % are held out",
+        Source("math/train", "EleutherAI/hendrycks_math", SUBJECTS, "train"),
+        Source("math/test", "EleutherAI/hendrycks_math", SUBJECTS, "test"),
+        (_math_row, _math_row),
+        read_math,
+    ),
+    Problems(
+        "aime",
+        "AIME: 919 problems of 1983-2023 with their answers, of which 20 % are held out; test: the 30 of 2024",
+        Source("aime/1983_2023", "gneubig/aime-1983-2024", (None,), "train"),
+        Source("aime/2024", "HuggingFaceH4/aime_2024", (None,), "train"),
+        (_aime_row, _aime_2024_row),
+        read_aime,
+        learns_from=lambda values: int(values["year"]) <= 2023,
+    ),
+)

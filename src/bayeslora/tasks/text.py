@@ -1,0 +1,142 @@
+"""Running text for language modelling: WikiText-2, or a plain-text file of your own.
+
+A text is cut into blocks. Every token is predicted once, from the tokens before it in its block: the first token of a
+block from the last one of the block before, which the block begins with.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bayeslora.errors import InputError
+from bayeslora.tasks.base import SplitName, Splits
+from bayeslora.tasks.encode import beginning_ids
+from bayeslora.tasks.file import SHARES
+from bayeslora.tasks.sources import HubPlace, Source, all_lines, check_data_dir, read_source
+from bayeslora.tasks.tokens import EncodedText
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SUFFIXES = (".txt.gz", ".txt")
+"""Files of text; the first that exists wins."""
+
+NAME = "wikitext2"
+DESCRIPTION = "WikiText-2: articles of Wikipedia, 2.1 million words, for language modelling"
+SOURCES: Mapping[SplitName, Source] = {
+    split: Source(f"wikitext2/{split}", "Salesforce/wikitext", ("wikitext-2-v1",), split)
+    for split in ("train", "validation", "test")
+}
+
+
+@dataclass(frozen=True)
+class TextTask(Splits[str]):
+    """A named text."""
+
+    def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[EncodedText]:
+        """Blocks of ``max_tokens``; the last one may be shorter."""
+        ids = list(tokenizer(self.load(split), add_special_tokens=False, verbose=False).input_ids)
+        blocks = [
+            EncodedText(f"{split}-{number}", prompt, target)
+            for number, (prompt, target) in enumerate(cut_blocks(ids, beginning_ids(tokenizer), max_tokens))
+        ]
+        if not blocks:
+            raise InputError(f"{self.name} {split}: has {len(ids)} tokens, which is too short; give a longer text")
+        return blocks
+
+    def encode_lessons(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[EncodedText]:
+        """The same to learn from."""
+        return self.encode(split, tokenizer, max_tokens)
+
+
+def cut_blocks(ids: Sequence[int], beginning: Sequence[int], max_tokens: int) -> Iterator[tuple[list[int], list[int]]]:
+    """What is given and what is predicted, for each block of at most ``max_tokens`` in all.
+
+    ``beginning`` are special tokens that every block begins with. Without them there is nothing to predict the first token
+    of the text from.
+    """
+    step = max_tokens - len(beginning) - 1
+    if step < 1:
+        raise InputError(f"max_tokens is {max_tokens}; blocks of text need at least {len(beginning) + 2}")
+    for start in range(0 if beginning else 1, len(ids), step):
+        yield [*beginning, *ids[max(0, start - 1) : start]], list(ids[start : start + step])
+
+
+def wikitext2_task(data_dir: Path | None) -> TextTask:
+    """WikiText-2, from ``wikitext2/train.txt.gz`` and so on below the data directory, or from the hub."""
+    checked = None if data_dir is None else check_data_dir(data_dir)
+    return TextTask(NAME, DESCRIPTION, lambda split: _read(SOURCES[split], checked))
+
+
+def is_text(path: Path) -> bool:
+    """Whether a path is named as a file of text is, or is a directory that holds parts of one."""
+    return path.name.endswith(SUFFIXES) or any(_find(path / split) for split in SHARES)
+
+
+def text_task(path: Path) -> TextTask:
+    """A file of text, or a directory with ``train.txt``, ``validation.txt`` and ``test.txt`` (or ``.txt.gz``).
+
+    A single file is divided into 60 % train, 20 % validation and 20 % test, in this order, at ends of lines.
+    """
+    if path.is_dir():
+        return TextTask(str(path), f"own text in {path}", lambda split: _read_part(path, split))
+    if not path.is_file():
+        raise InputError(f"{path}: no such file or directory; pass a file of text or a directory with splits")
+    return TextTask(str(path), f"own text in {path}", lambda split: _divide(path, split))
+
+
+def _find(stem: Path) -> Path | None:
+    return next((path for suffix in SUFFIXES if (path := stem.with_name(stem.name + suffix)).is_file()), None)
+
+
+def _read(source: Source, data_dir: Path | None) -> str:
+    if data_dir is None:
+        return "".join(row.values["text"] for row in read_source(source, None, _hub_line))
+    path = _find(data_dir / source.file)
+    if path is None:
+        names = " or ".join(source.file + suffix for suffix in SUFFIXES)
+        raise InputError(f"{data_dir}: has no {names}; pass the directory that holds it as --data-dir")
+    return _whole(path)
+
+
+def _hub_line(row: Mapping[str, Any], place: HubPlace) -> dict[str, Any]:
+    """A line of ``Salesforce/wikitext``, in which empty ones have lost their space and their end."""
+    return {"text": row["text"] or " \n"}
+
+
+def _read_part(directory: Path, split: SplitName) -> str:
+    path = _find(directory / split)
+    if path is None:
+        raise InputError(f"{directory}: has no {split}.txt (or .txt.gz); add it, or use another split")
+    return _whole(path)
+
+
+def _whole(path: Path) -> str:
+    return "".join(_lines(path))
+
+
+def _lines(path: Path) -> list[str]:
+    lines = list(all_lines(path))
+    if not any(line.strip() for line in lines):
+        raise InputError(f"{path}: holds no text; give a file with some")
+    return lines
+
+
+def _divide(path: Path, split: SplitName) -> str:
+    """One of a file's parts. A line belongs where its middle falls."""
+    lines = _lines(path)
+    ends = list(accumulate(map(len, lines)))
+    edges = [share * ends[-1] for share in accumulate(SHARES.values())][:-1]
+    wanted = list(SHARES).index(split)
+    part = [line for line, end in zip(lines, ends, strict=True) if bisect_right(edges, end - len(line) / 2) == wanted]
+    if not part:
+        raise InputError(
+            f"{path}: its {len(lines)} lines are too few to divide, {split} would be empty; give a text of more lines, or a "
+            "directory with one file per split"
+        )
+    return "".join(part)

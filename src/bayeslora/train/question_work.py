@@ -1,0 +1,165 @@
+"""Runs on questions with options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bayeslora.errors import InputError
+from bayeslora.methods.base import QuestionMaking
+from bayeslora.models import LoadedModel
+from bayeslora.posterior import Factors, Posterior
+from bayeslora.predict.calibrate import Calibration, fit_temperature
+from bayeslora.predict.predictions import Predictions, main_metrics
+from bayeslora.predict.predictor import Predictor
+from bayeslora.predict.scorer import Scorer
+from bayeslora.predict.trunk import TrunkCache, TrunkScorer
+from bayeslora.progress import Advance, Reporter
+from bayeslora.tasks import Questions, Split, Task, encode_items, require_gold
+from bayeslora.train.config import RunConfig
+from bayeslora.train.directory import RunDirectory
+from bayeslora.train.objective import Example, QuestionObjective
+from bayeslora.train.work import Judged, Work, chosen
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+
+def make_scorer(model: PeftModel, loaded: LoadedModel, config: RunConfig, trunk: TrunkCache | None) -> Scorer:
+    """A scorer for the adapted model, with a kept trunk if the settings say so."""
+    pad_id = loaded.tokenizer.pad_token_id
+    return TrunkScorer(model, pad_id, trunk) if config.training.cache_trunk else Scorer(model, pad_id)
+
+
+def make_predictor(scorer: Scorer, loaded: LoadedModel, config: RunConfig) -> Predictor:
+    """What predicts as the settings say."""
+    return Predictor(
+        scorer,
+        loaded.tokenizer,
+        scoring=config.data.scoring,
+        max_tokens=config.data.max_tokens,
+        samples=config.prediction.samples,
+        seed=config.seed,
+        batch_tokens=config.prediction.batch_tokens,
+        layers=config.prediction.draw_layers,
+    )
+
+
+def judge_questions(predictions: Predictions) -> Judged:
+    """How good predictions of questions with answers are."""
+
+    def write(directory: RunDirectory) -> None:
+        predictions.write(directory.predictions)
+
+    return Judged(predictions.metrics(), predictions.intervals(), write, {"predictions": PREDICTIONS})
+
+
+PREDICTIONS = RunDirectory(Path()).predictions.name
+
+
+class QuestionWork(Work):
+    """See :class:`bayeslora.train.work.Work`.
+
+    Args:
+        config: the run.
+        task: its questions.
+    """
+
+    def __init__(self, config: RunConfig, task: Task) -> None:
+        super().__init__(config)
+        self._splits = _read(config, task)
+        self._parts: dict[str, Questions] = {}
+
+    def encode(self, loaded: LoadedModel) -> None:
+        """See :class:`Work`."""
+        self._loaded = loaded
+        data = self.config.data
+        for name, split in self._splits.items():
+            encoded = encode_items(split.items, loaded.tokenizer, data.scoring, data.max_tokens)
+            self._parts[name] = Questions(split.items, encoded)
+
+    def bind(self, model: PeftModel, trunk: TrunkCache | None) -> None:
+        """See :class:`Work`."""
+        self._scorer = make_scorer(model, self._loaded, self.config, trunk)
+        self._predictor = make_predictor(self._scorer, self._loaded, self.config)
+
+    def prepare(self, report: Reporter) -> None:
+        """See :class:`Work`."""
+        encoded = [item for part in self._parts.values() for item in part.encoded]
+        advance = report.stage("computing the frozen layers")
+        self._scorer.prepare(encoded, self.config.prediction.batch_tokens, advance)
+
+    @property
+    def objective(self) -> QuestionObjective:
+        """See :class:`Work`."""
+        return QuestionObjective(self._scorer, self.config.training.label_smoothing or 0.0)
+
+    @property
+    def examples(self) -> Sequence[Example]:
+        """See :class:`Work`."""
+        train = self._parts["train"]
+        rows = zip(train.items, train.encoded, require_gold(train.items), strict=True)
+        return [Example(item.id, encoded, gold) for item, encoded, gold in rows]
+
+    def validate(self, report: Reporter) -> Mapping[str, float]:
+        """See :class:`Work`."""
+        validation = self._parts["validation"]
+        predictions = self._predictor(validation.items, validation.encoded, report.stage("validating"))
+        return main_metrics(predictions.metrics())
+
+    def making(self, posterior: Posterior, loras: Sequence[Factors], report: Reporter) -> QuestionMaking:
+        """See :class:`Work`."""
+        validation = self._parts["validation"]
+
+        def temperature(advance: Advance) -> float:
+            scores = self._predictor.score(validation.encoded, advance)
+            return fit_temperature(scores.predictive, np.array(require_gold(validation.items)))
+
+        return QuestionMaking(
+            posterior=posterior,
+            loras=loras,
+            seed=self.config.seed,
+            report=report,
+            fit_temperature=temperature,
+            predictor=self._predictor,
+            train=self._parts["train"],
+            validation=validation,
+        )
+
+    def judge(self, calibration: Calibration, directory: RunDirectory, report: Reporter) -> Judged:
+        """See :class:`Work`."""
+        test, predictor = self._parts["test"], replace(self._predictor, calibration=calibration)
+        return judge_questions(predictor(test.items, test.encoded, report.stage("predicting")))
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """See :class:`Work`."""
+        return {name: {"questions": len(split), "left_out": dict(split.counts)} for name, split in self._splits.items()}
+
+    def fingerprint(self) -> list[object]:
+        """See :class:`Work`."""
+        return [
+            (encoded.prompt_ids, encoded.option_ids, item.gold)
+            for name in ("train", "validation")
+            for item, encoded in zip(self._parts[name].items, self._parts[name].encoded, strict=True)
+        ]
+
+
+def _read(config: RunConfig, task: Task) -> dict[str, Split]:
+    """All splits, with answers, and no more training questions than wanted."""
+    splits = {name: task.load(name) for name in ("train", "validation", "test")}
+    limit = config.data.max_train
+    if limit is not None:
+        splits["train"] = replace(splits["train"], items=tuple(chosen(splits["train"].items, limit, "max_train")))
+    for name, split in splits.items():
+        if not split.items:
+            raise InputError(f"task {config.task!r}: its {name} split is empty; a run needs all three")
+        try:
+            require_gold(split)
+        except InputError as error:
+            raise InputError(f"task {config.task!r}, {name} split: {error}") from error
+    return splits

@@ -1,0 +1,106 @@
+"""What a run does with its task, from reading it to judging what was learnt. Every kind of task has its own form of it."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from bayeslora.methods.base import Making
+from bayeslora.models import LoadedModel
+from bayeslora.posterior import Factors, Posterior
+from bayeslora.predict.calibrate import Calibration
+from bayeslora.predict.trunk import TrunkCache
+from bayeslora.progress import Reporter
+from bayeslora.train.config import RunConfig
+from bayeslora.train.directory import RunDirectory
+from bayeslora.train.objective import Named, Objective
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How good predictions are, and how to keep what that was computed from.
+
+    Attributes:
+        metrics: by name, as fractions and nats.
+        intervals: of those that have one.
+        write: puts the predictions into a directory.
+        more: what else belongs into the result.
+    """
+
+    metrics: Mapping[str, float]
+    intervals: Mapping[str, Mapping[str, float]]
+    write: Callable[[RunDirectory], None]
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Work(ABC):
+    """A run's task. Reading comes first, so that whatever is wrong with data is found before the model is loaded; then
+    :meth:`encode`, which needs the tokenizer, and :meth:`bind`, which needs the adapted model; then the rest.
+
+    Args:
+        config: the run.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+
+    @abstractmethod
+    def encode(self, loaded: LoadedModel) -> None:
+        """Make tokens of everything."""
+
+    @abstractmethod
+    def bind(self, model: PeftModel, trunk: TrunkCache | None) -> None:
+        """Take the model that learns."""
+
+    @abstractmethod
+    def prepare(self, report: Reporter) -> None:
+        """Do once what can be done before all else."""
+
+    @property
+    @abstractmethod
+    def objective(self) -> Objective[Any]:
+        """What is learnt."""
+
+    @property
+    @abstractmethod
+    def examples(self) -> Sequence[Named]:
+        """What it is learnt from."""
+
+    @abstractmethod
+    def validate(self, report: Reporter) -> Mapping[str, float]:
+        """Figures on the validation split, told while a run goes on; ``nll`` decides when to stop."""
+
+    @abstractmethod
+    def making(self, posterior: Posterior, loras: Sequence[Factors], report: Reporter) -> Making:
+        """What there is to make a method from LoRAs."""
+
+    @abstractmethod
+    def judge(self, calibration: Calibration, directory: RunDirectory, report: Reporter) -> Judged:
+        """Predict what the run is reported by. Work that takes long is kept in the directory as it goes on."""
+
+    @property
+    @abstractmethod
+    def counts(self) -> dict[str, Any]:
+        """How much there is of every split, and what was left out."""
+
+    @abstractmethod
+    def fingerprint(self) -> list[object]:
+        """The very tokens that are learnt from and chosen by."""
+
+
+def chosen(items: Sequence[T], limit: int | None, word: str) -> list[T]:
+    """So many of the items at random, or all. The same for all seeds: members of an ensemble learn from the same."""
+    if limit is None:
+        return list(items)
+    shuffled = list(items)
+    random.Random(word).shuffle(shuffled)
+    return shuffled[:limit]
