@@ -6,7 +6,6 @@ import copy
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from peft.tuners.tuners_utils import check_adapters_to_merge
 from peft.utils.quantization_utils import resolve_quantization_backend
 from torch import Tensor, nn
@@ -133,9 +132,6 @@ def add_update(x: Tensor, result: Tensor, factors: LayerFactors, scaling: float,
     """
     A, B = (factor.to(x) for factor in factors)  # precision, and device if the model is spread over several
     n = A.shape[0]
-    if n == 1 and inner is None:
-        update = F.linear(F.linear(x, A.squeeze(0)), B.squeeze(0))  # not A[0], whose gradient is written into zeros
-        return torch.add(result, update.to(result.dtype), alpha=scaling)
     if x.shape[0] % n:
         raise ValueError(
             f"with {n} draws in use the batch must consist of {n} blocks of equal size, got a batch of {x.shape[0]}"
@@ -145,8 +141,10 @@ def add_update(x: Tensor, result: Tensor, factors: LayerFactors, scaling: float,
     else:
         rows = x.reshape(n, x.shape[0] // n, -1, x.shape[-1])
         hidden = inner.map(lambda tensor: tensor.to(x))(rows, A).flatten(1, 2)
-    update = torch.bmm(hidden, B.mT).view_as(result)
-    return torch.add(result, update.to(result.dtype), alpha=scaling)
+    if result.dtype != hidden.dtype:
+        return torch.add(result, torch.bmm(hidden, B.mT).view_as(result).to(result.dtype), alpha=scaling)
+    # one call for product and sum: the scaling then costs nothing in the backward pass, and no update is kept in memory
+    return torch.baddbmm(result.reshape(n, -1, result.shape[-1]), hidden, B.mT, alpha=scaling).view_as(result)
 
 
 def _remember(layer: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
