@@ -14,6 +14,7 @@ from bayeslora.methods.base import QuestionMaking
 from bayeslora.models import LoadedModel
 from bayeslora.posterior import Factors, Posterior
 from bayeslora.predict.calibrate import Calibration, fit_temperature
+from bayeslora.predict.options import packed_length
 from bayeslora.predict.predictions import Predictions, main_metrics
 from bayeslora.predict.predictor import Predictor
 from bayeslora.predict.scorer import Scorer
@@ -134,6 +135,10 @@ class QuestionWork(Work):
         """See :class:`Work`."""
         test, predictor = self._parts["test"], replace(self._predictor, calibration=calibration)
         return judge_questions(predictor(test.items, test.encoded, report.stage("predicting")))
+
+    def length(self, example: Example) -> int:
+        """See :class:`Work`."""
+        return packed_length(example.encoded)
 
     @property
     def counts(self) -> dict[str, Any]:

@@ -165,6 +165,7 @@ class TokenWork(Work):
     def __init__(self, config: RunConfig, task: TokenTask) -> None:
         super().__init__(config)
         self._task = task
+        self.writes_as_it_judges = isinstance(task, ProblemTask) and config.prediction.solutions != 0
         _require_learnable(config, task)
         require_judgeable(config, task, config.prediction.samples)
         for split in SPLITS:
@@ -226,6 +227,10 @@ class TokenWork(Work):
             validation.write(directory)
 
         return replace(test, write=write, more={**test.more, "validation": {"metrics": dict(validation.metrics)}})
+
+    def length(self, example: EncodedText) -> int:
+        """See :class:`Work`."""
+        return len(example.prompt_ids) + len(example.target_ids)
 
     @property
     def counts(self) -> dict[str, Any]:

@@ -50,6 +50,9 @@ class Work(ABC):
         config: the run.
     """
 
+    writes_as_it_judges = False
+    """Whether judging fills a file of the directory, which only one process can do."""
+
     def __init__(self, config: RunConfig) -> None:
         self.config = config
 
@@ -86,6 +89,10 @@ class Work(ABC):
     @abstractmethod
     def judge(self, calibration: Calibration, directory: RunDirectory, report: Reporter) -> Judged:
         """Predict what the run is reported by. Work that takes long is kept in the directory as it goes on."""
+
+    @abstractmethod
+    def length(self, example: Any) -> int:
+        """Tokens that an example takes."""
 
     @property
     @abstractmethod
