@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bayeslora.models import LoadedModel
 from bayeslora.predict.trunk import TrunkCache
@@ -18,6 +18,9 @@ from bayeslora.train.run import Place, load_base, train
 Ended = Callable[[Job, str | None], None]
 """Told of every run that has ended: nothing, or why it failed."""
 
+Executor = Literal["local", "ray"]
+"""Where runs are made."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -26,6 +29,10 @@ class Settings:
     data_dir: Path | None = None
     device: str = "auto"
     checkpoint_seconds: float = 60.0
+
+
+Starter = Callable[[Sequence[Job], Settings, int], Iterator[tuple[Job, str | None]]]
+"""Runs jobs, so many at a time, and gives them as they end."""
 
 
 class Worker:
@@ -53,7 +60,13 @@ class Worker:
 
 
 def run_jobs(
-    jobs: Sequence[Job], settings: Settings, ended: Ended, *, workers: int = 1, place: Place | None = None
+    jobs: Sequence[Job],
+    settings: Settings,
+    ended: Ended,
+    *,
+    workers: int = 1,
+    executor: Executor = "local",
+    place: Place | None = None,
 ) -> None:
     """Run the jobs that are not done yet: first those that others need, then the others.
 
@@ -62,9 +75,11 @@ def run_jobs(
         settings: for workers.
         ended: told of every job that has ended.
         workers: processes side by side; 1 runs everything in this one.
+        executor: where: on this machine, or on a Ray cluster.
         place: for runs in this process, instead of ``settings``.
     """
-    worker = Worker(settings, place) if workers == 1 else None
+    worker = Worker(settings, place) if workers == 1 and executor == "local" else None
+    start = _starter(executor)
     failed: set[Path] = set()
 
     def note(job: Job, failure: str | None) -> None:
@@ -80,9 +95,16 @@ def run_jobs(
                 note(job, f"a run that it stands on has failed: {broken[0]}")
             else:
                 ready.append(job)
-        here = ((job, worker(job)) for job in ready) if worker else _in_pool(ready, settings, workers)
-        for job, failure in here:
+        for job, failure in ((job, worker(job)) for job in ready) if worker else start(ready, settings, workers):
             note(job, failure)
+
+
+def _starter(executor: Executor) -> Starter:
+    if executor == "local":
+        return _in_pool
+    from bayeslora.studies.ray_pool import in_ray
+
+    return in_ray
 
 
 def _in_pool(jobs: Sequence[Job], settings: Settings, workers: int) -> Iterator[tuple[Job, str | None]]:
