@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
-from bayeslora.cli.common import Placed
+from bayeslora.cli.common import OfManyRuns
 from bayeslora.progress import reporter
 from bayeslora.studies.ablation import AblationStudy
 from bayeslora.studies.ablations import ABLATIONS
@@ -24,7 +24,7 @@ _NAMES = "\n".join(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ablate(Placed):
+class Ablate(OfManyRuns):
     """What one setting of Bayesian-LoRA does: runs, table and figure. The same command makes only what is missing."""
 
     name: Annotated[Positional[str], tyro.conf.arg(metavar="NAME", help=_NAMES)]
@@ -32,8 +32,6 @@ class Ablate(Placed):
     out: Path
     """Directory for the runs, the table (Markdown, LaTeX, JSON) and the figure. Give all ablations the same one: they share
     the runs that they have in common."""
-    workers: int = 1
-    """Runs side by side, each in a process of its own."""
 
     def run(self) -> None:
         """Run what is missing, with the table on stdout."""
@@ -47,6 +45,7 @@ class Ablate(Placed):
                 data_dir=self.data_dir,
                 device=self.device,
                 workers=self.workers,
+                executor=self.executor,
                 report=report,
             )
         if self.json:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from tyro.conf import OmitArgPrefixes
 
-from bayeslora.cli.common import OfRun, Placed, Told, print_metrics
+from bayeslora.cli.common import OfManyRuns, OfRun, Placed, Told, print_metrics
 from bayeslora.errors import InputError
 from bayeslora.progress import reporter
 from bayeslora.studies.comparison import Comparison
@@ -146,14 +146,12 @@ class Calibrate(OfRun):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compare(Placed):
+class Compare(OfManyRuns):
     """Many methods on many tasks under one protocol: one table. The same command makes only the runs that are missing."""
 
     study: OmitArgPrefixes[Comparison]
     out: Path
     """Directory for the runs, the tables (Markdown, LaTeX, JSON) and the figures."""
-    workers: int = 1
-    """Runs side by side, each in a process of its own."""
 
     def run(self) -> None:
         """Run what is missing, with the table on stdout."""
@@ -166,6 +164,7 @@ class Compare(Placed):
                 data_dir=self.data_dir,
                 device=self.device,
                 workers=self.workers,
+                executor=self.executor,
                 report=report,
             )
         print((self.out / "table.json").read_text(encoding="utf-8") if self.json else compared.text)

@@ -25,7 +25,7 @@ from bayeslora.studies.ablation import AblationStudy
 from bayeslora.studies.ablation_plan import Jobs, Variant, make_variants, plan_jobs
 from bayeslora.studies.ablations import Ablation, find_ablation
 from bayeslora.studies.evaluated import Places
-from bayeslora.studies.pool import Settings
+from bayeslora.studies.pool import Executor, Settings
 from bayeslora.studies.question_sections import QuestionSection, question_section, shift_section
 from bayeslora.studies.runner import Evaluation, Runner, require_readable
 from bayeslora.studies.study import task_name
@@ -184,6 +184,7 @@ def ablate(
     data_dir: Path | None = None,
     device: str = "auto",
     workers: int = 1,
+    executor: Executor = "local",
     report: Reporter | None = None,
 ) -> Ablated:
     """Run what is missing of an ablation, and write table and figure.
@@ -195,10 +196,11 @@ def ablate(
         data_dir: local copies of the benchmarks.
         device: as for :func:`bayeslora.load_model`.
         workers: runs side by side, in processes of their own.
+        executor: where they are: on this machine, or on a Ray cluster.
         report: told how it goes.
     """
     ablation = find_ablation(name)
-    runner = Runner(Settings(data_dir, device), workers, report or Silent())
+    runner = Runner(Settings(data_dir, device), workers, executor, report or Silent())
     variants = make_variants(ablation, study.values or ablation.values)
     seeds = study.seeds or ablation.seeds
     place = out / task_name(study.task)

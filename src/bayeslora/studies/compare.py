@@ -30,7 +30,7 @@ from bayeslora.report.table import Column, Row
 from bayeslora.studies.comparison import Comparison
 from bayeslora.studies.evaluated import Places, pooled
 from bayeslora.studies.plan import Chosen, plan, run_path, search_jobs
-from bayeslora.studies.pool import Settings
+from bayeslora.studies.pool import Executor, Settings
 from bayeslora.studies.question_sections import SHIFT_COLUMNS, QuestionSection, question_section, shift_section
 from bayeslora.studies.runner import Evaluation, Runner, require_readable
 from bayeslora.studies.study import task_name
@@ -209,6 +209,7 @@ def compare(
     data_dir: Path | None = None,
     device: str = "auto",
     workers: int = 1,
+    executor: Executor = "local",
     report: Reporter | None = None,
 ) -> Compared:
     """Run what is missing, and write tables and figures.
@@ -219,9 +220,10 @@ def compare(
         data_dir: local copies of the benchmarks.
         device: as for :func:`bayeslora.load_model`.
         workers: runs side by side, in processes of their own.
+        executor: where they are: on this machine, or on a Ray cluster.
         report: told how it goes.
     """
-    runner = Runner(Settings(data_dir, device), workers, report or Silent())
+    runner = Runner(Settings(data_dir, device), workers, executor, report or Silent())
     for method in study.method_names:
         find_method(method)
     tasks = {name: find_task(name, data_dir) for name in (*study.tasks, *study.shift)}

@@ -11,7 +11,7 @@ from bayeslora.models import LoadedModel
 from bayeslora.progress import Reporter, Silent
 from bayeslora.studies.evaluated import METRICS
 from bayeslora.studies.plan import Job
-from bayeslora.studies.pool import Settings, run_jobs
+from bayeslora.studies.pool import Executor, Settings, run_jobs
 from bayeslora.tasks import Task, find_task, require_gold
 from bayeslora.train.config import from_dict, to_dict
 from bayeslora.train.directory import RunDirectory
@@ -51,12 +51,14 @@ class Runner:
     Attributes:
         settings: where runs find things.
         workers: runs side by side, in processes of their own.
+        executor: where they are: on this machine, or on a Ray cluster.
         report: told how it goes.
         failures: why runs and evaluations failed, by what they were.
     """
 
     settings: Settings
     workers: int = 1
+    executor: Executor = "local"
     report: Reporter = field(default_factory=Silent)
     failures: dict[str, str] = field(default_factory=dict)
     _loaded: LoadedModel | None = None
@@ -86,7 +88,7 @@ class Runner:
             self.report.say(f"[{ended}/{len(missing)}] {job.label}: {outcome}")
 
         place = Place(data_dir=self.settings.data_dir, device=self.settings.device, report=self.report)
-        run_jobs(missing, self.settings, tell, workers=self.workers, place=place)
+        run_jobs(missing, self.settings, tell, workers=self.workers, executor=self.executor, place=place)
 
     def evaluate(self, evaluations: Sequence[Evaluation]) -> None:
         """Make the evaluations that have no result yet; the base model is loaded once for all."""
