@@ -33,7 +33,7 @@ from bayeslora.predict.predictor import Predictor
 from bayeslora.predict.scorer import Scorer
 from bayeslora.predict.trunk import TrunkCache, TrunkScorer
 from bayeslora.progress import Reporter, Silent
-from bayeslora.tasks import Item, Questions, Split, encode_items, load_task, require_gold
+from bayeslora.tasks import Item, Questions, Split, SplitName, encode_items, load_task, require_gold
 from bayeslora.train.checkpoint import TrainingState
 from bayeslora.train.config import AdapterConfig, RunConfig, flatten, resolve, to_dict
 from bayeslora.train.directory import RunDirectory
@@ -230,8 +230,8 @@ class _Run:
             made, state = self._make(model, predictor, parts, loras)
             predictor = replace(predictor, calibration=made.calibration or Calibration())
         start = time.perf_counter()
-        test = parts["test"]
-        predictions = predictor(test.items, test.encoded, self.report.stage("predicting"))
+        reported = parts[self.config.report_split]
+        predictions = predictor(reported.items, reported.encoded, self.report.stage("predicting"))
         seconds = time.perf_counter() - start
         result = self._result(splits, model, state, predictions, seconds, scorer.device)
         if made is not None:
@@ -262,7 +262,7 @@ class _Run:
     def _read(self) -> dict[str, Split]:
         """All splits, read before anything else: whatever is wrong with data is found before the model is loaded."""
         task = load_task(self.config.task, self.place.data_dir)
-        splits = {name: task.load(name) for name in ("train", "validation", "test")}
+        splits: dict[str, Split] = {name: task.load(name) for name in self._splits}
         limit = self.config.data.max_train
         if limit is not None:
             items = list(splits["train"].items)
@@ -272,12 +272,18 @@ class _Run:
             splits["train"] = replace(splits["train"], items=tuple(items[:limit]))
         for name, split in splits.items():
             if not split.items:
-                raise InputError(f"task {self.config.task!r}: its {name} split is empty; a run needs all three")
+                raise InputError(
+                    f"task {self.config.task!r}: its {name} split is empty; a run needs {', '.join(self._splits)}"
+                )
             try:
                 require_gold(split)
             except InputError as error:
                 raise InputError(f"task {self.config.task!r}, {name} split: {error}") from error
         return splits
+
+    @property
+    def _splits(self) -> tuple[SplitName, ...]:
+        return ("train", "validation") if self.config.report_split == "validation" else ("train", "validation", "test")
 
     def _encode(self, items: tuple[Item, ...], loaded: LoadedModel) -> Questions:
         data = self.config.data
@@ -325,7 +331,7 @@ class _Run:
             "config": to_dict(self.config),
             "environment": describe_environment(device),
             "seed": self.config.seed,
-            "split": "test",
+            "split": self.config.report_split,
             "metrics": predictions.metrics(),
             "intervals": predictions.intervals(),
             "counts": {
