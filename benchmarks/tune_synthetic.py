@@ -41,7 +41,7 @@ def main() -> None:
     """Search with both ways to weigh feasibility, with and without noise, and at random."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--feasibility", choices=("mc", "pof"), nargs="+", default=["mc", "pof"])
-    parser.add_argument("--trials", type=int, default=56)
+    parser.add_argument("--trials", type=int, default=48)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--noises", type=float, nargs="+", default=[0.0])

@@ -37,9 +37,7 @@ def hypervolume(points: ArrayLike, reference: ArrayLike) -> float:
 def reference_point(points: ArrayLike) -> Floats:
     """A point that is worse than all given ones in every objective: the only side on which volumes count.
 
-    It lies a tenth of their range beyond the worst of each objective, since a point on the edge would add no volume. The
-    points are to be all feasible ones: from just behind the present front its own ends would hardly count, and a search
-    would not look for them.
+    It lies a tenth of their range beyond the worst of each objective, since a point on the edge would add no volume.
     """
     y = np.asarray(points, dtype=float)
     ranges = np.ptp(y, axis=0)

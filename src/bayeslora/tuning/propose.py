@@ -38,7 +38,8 @@ from linear_operator.utils.errors import NotPSDError
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bayeslora.tuning.front import Floats, reference_point
+from bayeslora.tuning.front import Floats, non_dominated, reference_point
+from bayeslora.tuning.points import sobol
 
 Feasibility = Literal["mc", "pof"]
 
@@ -46,9 +47,11 @@ DRAWS = 32
 """Of all outcomes, over which the gain is averaged."""
 RESTARTS, RAW_POINTS = 4, 256
 """Where the search for the best point begins: the best few of many."""
-HOPELESS = 2.0
-"""An infeasible trial that is worse than the reference point by more than so many times the range of the feasible ones
-counts as no worse than that: it gains nothing however bad it is, and the model would bend for it."""
+HOPELESS = 4.0
+"""A trial that is worse than the best by more than so many times as much as the middle one is counts as no worse than that:
+how bad it is does not matter, and the model would bend for it."""
+LOOKED_AT = 1024
+"""Points at which the model is asked how far the front reaches."""
 
 
 class ModelFailed(ArithmeticError):
@@ -103,8 +106,8 @@ def propose(history: History, count: int, feasibility: Feasibility, seed: int) -
 def acquisition(history: History, feasibility: Feasibility, seed: int) -> AcquisitionFunction:
     """What the next point maximises."""
     x, done = torch.as_tensor(history.x), history.done
-    gains = scaled_gains(history)
-    limits = _scaled(history.constraints[done])
+    gains = to_gains(history.objectives[done])
+    limits = _in_units_of_spread(history.constraints[done])
     outcomes = _fitted(x[done], torch.as_tensor(np.hstack([gains, limits])))
     objectives, constraints = list(range(gains.shape[1])), list(range(gains.shape[1], outcomes.num_outputs))
     if not done.all():
@@ -114,9 +117,10 @@ def acquisition(history: History, feasibility: Feasibility, seed: int) -> Acquis
     if constraints and not history.feasible.any():
         return FeasibilityOnly(outcomes, constraints)
     inside = feasibility == "mc" and constraints
+    seen = gains[history.feasible[done]]
     gain = qNoisyExpectedHypervolumeImprovement(
         outcomes,
-        torch.zeros(len(objectives), dtype=torch.double),
+        torch.as_tensor(-reference_point(-np.vstack([seen, expected_front(outcomes, x, objectives, constraints)]))),
         x[done if inside or not constraints else history.feasible],
         SobolQMCNormalSampler(torch.Size([DRAWS]), seed=seed % 2**31),
         IdentityMCMultiOutputObjective(objectives),
@@ -126,12 +130,26 @@ def acquisition(history: History, feasibility: Feasibility, seed: int) -> Acquis
     return gain if inside or not constraints else FeasibilityWeighted(gain, FeasibilityOnly(outcomes, constraints))
 
 
-def scaled_gains(history: History) -> Floats:
-    """``[N, M]`` for the trials that are done: 0 at the reference point, 1 at the best feasible value, to be large."""
-    y = history.objectives[history.done]
-    kept = history.objectives[history.feasible] if history.feasible.any() else y
-    reference = reference_point(kept)
-    return np.asarray(((reference - y) / (reference - kept.min(0))).clip(min=-HOPELESS))
+def to_gains(objectives: Floats) -> Floats:
+    """Objectives as what the model maximises: negated, in units of their spread, and hopeless ones cut off."""
+    best, middle = objectives.min(0), np.median(objectives, axis=0)
+    worst = np.where(middle > best, best + HOPELESS * (middle - best), np.inf)
+    return -_in_units_of_spread(np.minimum(objectives, worst))
+
+
+def expected_front(
+    model: SingleTaskGP | ModelListGP, x: Tensor, objectives: list[int], constraints: list[int]
+) -> Floats:
+    """``[K, M]``, the front of the model's means where it expects trials to be feasible.
+
+    Hypervolumes are measured from behind it. From just behind the trials so far, a part of the front that is worse in one
+    objective than all of them would count for nothing, and never be looked for.
+    """
+    points = torch.vstack([torch.as_tensor(sobol(x.shape[1], 0, LOOKED_AT, seed=0)), x])
+    with torch.no_grad():
+        means = model.posterior(points).mean.numpy()
+    likely = means[(means[:, constraints] <= 0).all(1)][:, objectives]
+    return np.asarray(likely[non_dominated(-likely)])
 
 
 class FeasibilityOnly(AcquisitionFunction):
@@ -183,10 +201,10 @@ def _fitted(x: Tensor, y: Tensor) -> SingleTaskGP:
     return model
 
 
-def _scaled(limits: Floats) -> Floats:
-    """Constraints in units of their own spread, so that the smoothed indicator is as sharp for seconds as for shares."""
-    spread = limits.std(0)
-    return np.asarray(limits / np.where(spread > 0, spread, 1.0))
+def _in_units_of_spread(values: Floats) -> Floats:
+    """So that the indicator of feasibility, which BoTorch smooths a little, is as sharp for seconds as for shares."""
+    spread = values.std(0)
+    return np.asarray(values / np.where(spread > 0, spread, 1.0))
 
 
 def _outcome(number: int) -> Callable[[Tensor], Tensor]:
