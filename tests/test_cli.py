@@ -74,7 +74,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
             ["convrt"],
             [
                 "convrt",
-                "quickstart, train, evaluate, calibrate, predict, generate, compare, bench, export, merge, tasks, methods",
+                "quickstart, train, evaluate, calibrate, predict, generate, compare, tune, bench, export, merge, tasks, methods",
             ],
         ),
         (["convert"], ["FILE.gguf", "DIRECTORY", "bayeslora convert --help"]),
@@ -101,7 +101,8 @@ def test_the_line_is_the_same_in_every_encoding(encoding: str) -> None:
     assert answer.returncode == 2
     assert answer.stderr.decode() == (
         "bayeslora: Unrecognized options: convrt; Available subcommands: quickstart, train, evaluate, calibrate, predict, "
-        "generate, compare, bench, export, merge, tasks, methods, models, convert; For full helptext, run bayeslora --help\n"
+        "generate, compare, tune, bench, export, merge, tasks, methods, models, convert; For full helptext, run "
+        "bayeslora --help\n"
     )
 
 
