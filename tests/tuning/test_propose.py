@@ -79,7 +79,7 @@ def test_the_gain_is_that_of_plain_monte_carlo(feasibility, monkeypatch):
     torch.manual_seed(0)
     acquire = acquisition(known, feasibility, seed=0)
     reference = -getattr(acquire, "gain", acquire).ref_point.numpy()
-    new = np.array([[0.45, 0.4], [0.35, 0.42], [0.6, 0.28], [0.9, 0.9]])
+    new = np.array([[0.36, 0.58], [0.43, 0.51], [0.5, 0.43], [0.35, 0.42], [0.9, 0.9]])  # the first three at the bound
     ours = acquire(torch.as_tensor(new)[:, None]).detach().numpy()
     expected = []
     for point in new:
@@ -92,7 +92,7 @@ def test_the_gain_is_that_of_plain_monte_carlo(feasibility, monkeypatch):
         ]
         expected.append(np.mean(rise) * (chance(acquire.model, known, point) if feasibility == "pof" else 1.0))
     assert max(expected) > 0.02 > min(expected)
-    np.testing.assert_allclose(ours, expected, atol=0.12 * max(expected))
+    np.testing.assert_allclose(ours, expected, atol=0.1 * max(expected))
 
 
 def test_gains_are_negated_scaled_and_cut():
@@ -127,12 +127,13 @@ def test_as_long_as_nothing_is_feasible_feasibility_alone_counts():
     np.testing.assert_allclose(acquire(torch.as_tensor(x)[:, None]).detach().numpy(), expected, rtol=1e-4)
 
 
-def test_regions_where_trials_fail_are_avoided():
+def test_the_model_learns_where_trials_fail():
     known = history(12)
-    failed = known.x[:, 0] < 0.4  # where an end of the front is
-    free = propose(known, 2, "mc", seed=0)
-    careful = propose(with_failures(known, failed), 2, "mc", seed=0)
-    assert (free[:, 0] < 0.35).any() and (careful[:, 0] > 0.35).all()
+    failed = known.x[:, 0] < 0.4
+    acquire = acquisition(with_failures(known, failed), "mc", seed=0)
+    assert len(acquire.constraints) == 2 and acquire.X_baseline.shape[0] <= (~failed).sum()
+    chances = FeasibilityOnly(acquire.model, [4])(torch.as_tensor(known.x)[:, None]).detach().numpy()
+    assert (chances[failed] < 0.4).all() and (chances[~failed] > 0.6).all()
 
 
 @pytest.mark.parametrize("feasibility", ["mc", "pof"])
