@@ -72,7 +72,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (
             ["convrt"],
-            ["convrt", "quickstart, train, evaluate", "compare, ablate", "tasks, methods, models, convert"],
+            ["convrt", "quickstart, train, evaluate", "compare, ablate, tune", "tasks, methods, models, convert"],
         ),
         (["convert"], ["FILE.gguf", "DIRECTORY", "bayeslora convert --help"]),
         (["convert", "a.gguf"], ["DIRECTORY"]),

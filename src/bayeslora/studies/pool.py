@@ -13,6 +13,7 @@ from typing import Any, Literal
 from bayeslora.models import LoadedModel
 from bayeslora.predict.trunk import TrunkCache
 from bayeslora.studies.plan import Job
+from bayeslora.train.config import RunConfig
 from bayeslora.train.run import Place, load_base, train
 
 Ended = Callable[[Job, str | None], None]
@@ -36,7 +37,7 @@ Starter = Callable[[Sequence[Job], Settings, int], Iterator[tuple[Job, str | Non
 
 
 class Worker:
-    """Runs one run after another and loads the base model only once."""
+    """Runs one run after another and loads the base model only once, or not at all if its place has brought one for all."""
 
     def __init__(self, settings: Settings, place: Place | None = None) -> None:
         self._place = place or Place(
@@ -48,15 +49,20 @@ class Worker:
     def __call__(self, job: Job) -> str | None:
         """Run it; returns why it failed, if it did."""
         try:
-            config = job.config
-            if self._loaded is None or self._loaded[0] != (config.model, config.loading):
-                self._loaded = (config.model, config.loading), load_base(config, self._place.device)
-            if self._trunk is None or self._trunk[0] != config.adapter.layers:
-                self._trunk = config.adapter.layers, TrunkCache()
-            train(config, job.path, replace(self._place, loaded=self._loaded[1], trunk=self._trunk[1]))
+            train(job.config, job.path, self._prepared(job.config))
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         return None
+
+    def _prepared(self, config: RunConfig) -> Place:
+        """The place with the run's base model, and what its frozen layers gave in earlier runs."""
+        if self._place.loaded is not None:
+            return self._place
+        if self._loaded is None or self._loaded[0] != (config.model, config.loading):
+            self._loaded = (config.model, config.loading), load_base(config, self._place.device)
+        if self._trunk is None or self._trunk[0] != config.adapter.layers:
+            self._trunk = config.adapter.layers, TrunkCache()
+        return replace(self._place, loaded=self._loaded[1], trunk=self._trunk[1])
 
 
 def run_jobs(
@@ -76,7 +82,7 @@ def run_jobs(
         ended: told of every job that has ended.
         workers: processes side by side; 1 runs everything in this one.
         executor: where: on this machine, or on a Ray cluster.
-        place: for runs in this process, instead of ``settings``.
+        place: for runs in this process, instead of ``settings``; a base model in it serves all of them.
     """
     worker = Worker(settings, place) if workers == 1 and executor == "local" else None
     start = _starter(executor)

@@ -291,7 +291,7 @@ class _Run:
             "environment": describe_environment(device),
             "processes": self.processes.count,
             "seed": self.config.seed,
-            "split": "test",
+            "split": self.config.report_split,
             "metrics": judged.metrics,
             "intervals": judged.intervals,
             "counts": work.counts,

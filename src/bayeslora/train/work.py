@@ -14,6 +14,7 @@ from bayeslora.posterior import Factors, Posterior
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Reporter
+from bayeslora.tasks import SplitName
 from bayeslora.train.config import RunConfig
 from bayeslora.train.directory import RunDirectory
 from bayeslora.train.objective import Named, Objective
@@ -102,6 +103,11 @@ class Work(ABC):
     @abstractmethod
     def fingerprint(self) -> list[object]:
         """The very tokens that are learnt from and chosen by."""
+
+
+def splits_of(config: RunConfig) -> tuple[SplitName, ...]:
+    """What a run reads: one that is about the validation split never sees the test split."""
+    return ("train", "validation") if config.report_split == "validation" else ("train", "validation", "test")
 
 
 def chosen(items: Sequence[T], limit: int | None, word: str) -> list[T]:
