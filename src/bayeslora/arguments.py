@@ -19,7 +19,7 @@ _TYRO_WORDS = {
 }
 """How tyro puts it, and how to say it without the names of its inner parts and of Python's."""
 
-_OWN = ("method", "preset", "seed", "start_from", "prediction")
+_OWN = ("method", "preset", "seed", "start_from", "report_split", "prediction")
 """What a run does not take over from the LoRA it starts from."""
 
 _PEFT_NAMES = {"base_model_name_or_path": "model", "r": "rank", "lora_alpha": "alpha", "target_modules": "targets"}

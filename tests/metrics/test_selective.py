@@ -15,6 +15,7 @@ from bayeslora.metrics import (
     auroc,
     confidence_auroc,
     risk_coverage,
+    shift_auroc,
     threshold_for_coverage,
     threshold_for_risk,
 )
@@ -54,6 +55,22 @@ def test_auroc_is_the_share_of_pairs_in_order(case: Case) -> None:
 def test_auroc_takes_zeros_and_ones() -> None:
     assert auroc([0.1, 0.9, 0.5], [0, 1, 0]) == 1.0
     assert auroc([0.1, 0.9, 0.5], [1, 0, 0]) == 0.0
+
+
+@pytest.mark.parametrize("digits", [1, 8])
+def test_shift_auroc_agrees_with_scikit_learn(digits: int) -> None:
+    """Groups of different sizes, with and without ties; the shifted questions are the positives."""
+    rng = np.random.default_rng(0)
+    own, shifted = np.round(rng.normal(size=70), digits), np.round(rng.normal(size=40) + 0.5, digits)
+    expected = roc_auc_score([0] * 70 + [1] * 40, [*own, *shifted])
+    assert shift_auroc(own, shifted) == pytest.approx(expected, rel=1e-12)
+    assert shift_auroc(shifted, own) == pytest.approx(1 - expected, rel=1e-12)
+
+
+def test_shift_auroc_of_no_use_and_of_nothing() -> None:
+    assert shift_auroc([0.0, 0.0], [0.0, 0.0, 0.0]) == 0.5
+    with pytest.raises(ValueError, match="shifted is empty"):
+        shift_auroc([1.0], [])
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -14,7 +14,7 @@ from adapter.cases import adapted
 from bayeslora import metrics
 from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import Calibration
-from bayeslora.predict.predictions import INTERVALS, Predictions, main_metrics, read_predictions
+from bayeslora.predict.predictions import INTERVALS, Predictions, main_metrics, read_epistemic, read_predictions
 from bayeslora.predict.predictor import Predictor
 from bayeslora.predict.scorer import Scorer
 from bayeslora.tasks import EncodedItem, Item, Prompt
@@ -40,6 +40,21 @@ def random_predictions(seed=0, count=40, draws=3, **settings):
 
 def read_lines(path):
     return [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
+
+
+def test_epistemic_uncertainty_is_read_back(tmp_path):
+    predictions = random_predictions()
+    predictions.write(tmp_path / "p.jsonl.gz")
+    found = read_epistemic(tmp_path / "p.jsonl.gz")
+    np.testing.assert_array_equal(found, metrics.entropy_split(predictions.draws).epistemic)
+    assert found.shape == (40,) and (found > 0).all()
+
+
+def test_a_file_without_epistemic_uncertainty_is_refused(tmp_path):
+    predictions = random_predictions()
+    Predictions(predictions.items, predictions.probabilities, predictions.choices).write(tmp_path / "p.jsonl.gz")
+    with pytest.raises(InputError, match="epistemic"):
+        read_epistemic(tmp_path / "p.jsonl.gz")
 
 
 def test_metrics_are_the_plain_formulas():

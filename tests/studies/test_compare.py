@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import entropy as scipy_entropy
+from sklearn.metrics import roc_auc_score
 
 from bayeslora.errors import InputError
 from bayeslora.methods import METHODS
-from bayeslora.predict.predictions import read_predictions
-from bayeslora.studies import compare as module
+from bayeslora.predict.predictions import read_epistemic, read_predictions
 from bayeslora.studies.compare import compare
 from bayeslora.studies.comparison import Comparison
+from bayeslora.studies.evaluated import METRICS as MAIN
+from bayeslora.studies.evaluated import Evaluated, table_rows
 from bayeslora.studies.plan import Job, plan, run_path, search_jobs
 from bayeslora.studies.pool import Settings, run_jobs
 from bayeslora.train import AdapterConfig, PredictionConfig, TrainingConfig
@@ -126,7 +131,46 @@ def test_shift_evaluates_the_same_runs_on_another_task(done, tmp_path):
     assert all(len(row["runs"]) == 2 for row in rows.values())
     path = run_path(done, task_directory(), "bbb", 1.0, 1)
     assert bayeslora("evaluate", path, "--task", "urns", "--out", tmp_path / "urns", "--quiet") == 0
-    assert rows["bbb"]["runs"][1]["metrics"] == pytest.approx(read_json(tmp_path / "urns" / "result.json")["metrics"])
+    alone = read_json(tmp_path / "urns" / "result.json")["metrics"]
+    metrics = rows["bbb"]["runs"][1]["metrics"]
+    assert {name: metrics[name] for name in alone} == pytest.approx(alone)
+
+
+def test_uncertainty_tells_shifted_questions_from_its_own(done):
+    rows = read_json(done / "table.json")["sections"]["task → urns"]
+    for method, seed in (("bbb", 1), ("deep-ensemble", 0)):
+        own = run_path(done, task_directory(), method, 1.0, seed) / "predictions.jsonl.gz"
+        shifted = done / "shift" / "task" / "urns" / method / f"seed-{seed}" / "predictions.jsonl.gz"
+        found = rows[method]["runs"][seed]["metrics"]
+        for name, score in (("epistemic", read_epistemic), ("entropy", _entropies)):
+            a, b = score(own), score(shifted)
+            expected = roc_auc_score([0] * len(a) + [1] * len(b), [*a, *b])
+            assert found[f"shift_auroc_{name}"] == pytest.approx(expected), name
+
+
+def _entropies(path: Path) -> list[float]:
+    return [float(scipy_entropy(row)) for row in read_predictions(path)[1]]
+
+
+def test_methods_without_draws_have_no_epistemic_uncertainty_to_tell_by(done):
+    rows = read_json(done / "table.json")["sections"]["task → urns"]
+    for method in ("lora", "temperature"):
+        metrics = rows[method]["runs"][0]["metrics"]
+        assert "shift_auroc_entropy" in metrics and "shift_auroc_epistemic" not in metrics
+    text = (done / "table.md").read_text(encoding="utf-8")
+    own, shifted = text.split("## task → urns")
+    assert "AUROC, epistemic ↑" in shifted and "AURC ↓" in shifted and "AURC" not in own.split("## task")[1]
+    line = next(line for line in shifted.splitlines() if line.startswith("| lora"))
+    assert line.split(" | ")[-2] == "—"
+    assert "AUROC: how well" in own
+
+
+def test_aurc_is_shown_as_the_runs_have_it(done):
+    rows = read_json(done / "table.json")["sections"]["task → urns"]["bbb"]
+    mean = np.mean([run["metrics"]["aurc"] for run in rows["runs"]])
+    assert set(rows["ties_best"]) == {"acc", "nll", "ece", "aurc", "shift_auroc_epistemic", "shift_auroc_entropy"}
+    shifted = (done / "table.md").read_text(encoding="utf-8").split("## task → urns")[1]
+    assert f"{mean:.3f} ±" in next(line for line in shifted.splitlines() if line.startswith("| bbb"))
 
 
 def test_nothing_is_run_twice(done, monkeypatch):
@@ -135,7 +179,7 @@ def test_nothing_is_run_twice(done, monkeypatch):
 
     before = {path: path.stat().st_mtime_ns for path in done.rglob("result.json")}
     monkeypatch.setattr("bayeslora.studies.pool.train", refuse)
-    monkeypatch.setattr(module, "evaluate", refuse)
+    monkeypatch.setattr("bayeslora.studies.runner.evaluate", refuse)
     text = (done / "table.md").read_text(encoding="utf-8")
     assert compare(study(shift=("urns",)), done).text == text
     assert {path: path.stat().st_mtime_ns for path in done.rglob("result.json")} == before
@@ -143,16 +187,14 @@ def test_nothing_is_run_twice(done, monkeypatch):
 
 def test_a_method_that_cannot_be_told_from_the_best_is_marked(done):
     """Two methods with equal predictions are a tie; one that is much worse is none."""
-    from bayeslora.studies.evaluated import Evaluated, table_rows
-
     rng = np.random.default_rng(0)
     gold = rng.integers(0, 2, 300)
     good = np.where(np.eye(2)[gold] == 1, 0.8, 0.2)
     bad = np.full((300, 2), 0.5)
 
     def run(p: np.ndarray) -> Evaluated:
-        figures = {name: metric(p, gold) for name, metric in module.METRICS.items()}
-        return Evaluated(0, {"metrics": figures}, tuple(map(str, range(300))), p, gold)
+        figures = {name: metric(p, gold) for name, metric in MAIN.items()}
+        return Evaluated(0, {"metrics": figures}, tuple(map(str, range(300))), p, gold, np.zeros(300))
 
     rows = table_rows({"a": [run(good)], "b": [run(good)], "c": [run(bad)], "gap": []})
     assert [rows[m]["nll"].ties_best for m in "abc"] == [True, True, False] and rows["gap"] == {}
@@ -214,6 +256,42 @@ def test_a_method_without_any_result_is_a_gap(tmp_path, monkeypatch):
     )
     compared = compare(study(methods=("lora", "bbb"), seeds=(0,)), tmp_path / "study")
     assert "| bbb | — | — | — |" in compared.text
+
+
+def test_an_evaluation_that_fails_leaves_a_gap_and_is_made_by_the_next_call(tmp_path, monkeypatch):
+    from bayeslora.studies import runner
+
+    shifted = study(methods=("lora", "bbb"), seeds=(0,), shift=("urns",))
+    evaluate = runner.evaluate
+
+    def failing(trained, *args, **kwargs):
+        if trained.config.method == "lora":
+            raise RuntimeError("out of memory")
+        return evaluate(trained, *args, **kwargs)
+
+    monkeypatch.setattr(runner, "evaluate", failing)
+    compared = compare(shifted, tmp_path / "study")
+    assert compared.failures == {"task → urns, lora, seed 0": "RuntimeError: out of memory"}
+    assert compared.sections["task → urns"]["lora"] == {} and compared.sections["task → urns"]["bbb"]
+    monkeypatch.setattr(runner, "evaluate", evaluate)
+    again = compare(shifted, tmp_path / "study")
+    assert not again.failures and again.sections["task → urns"]["lora"]
+
+
+def test_an_evaluation_of_another_run_is_refused(tmp_path):
+    shifted = study(methods=("lora",), seeds=(0,), shift=("urns",))
+    compare(shifted, tmp_path / "study")
+    shutil.rmtree(tmp_path / "study" / "runs")
+    with pytest.raises(InputError, match="evaluation of another run"):
+        compare(replace(shifted, training=TrainingConfig(epochs=2, batch_size=6)), tmp_path / "study")
+
+
+def test_shifts_that_cannot_be_read_are_refused_before_anything_is_run(tmp_path):
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text("no JSON\n")
+    with pytest.raises(InputError, match=r"broken\.jsonl"):
+        compare(study(shift=(str(broken),)), tmp_path / "study")
+    assert not (tmp_path / "study").exists()
 
 
 def test_the_command_line_exits_with_1_if_runs_failed(tmp_path, monkeypatch, capsys):

@@ -130,6 +130,7 @@ def test_an_interrupted_run_ends_as_if_undisturbed(method, at, runs, tmp_path, m
         calls.append(state.step)
         step(self, state)
         if len(calls) == last == 6:
+            self._note_last(state)
             self._end_epoch(state)
             self._save(state)
             raise KeyboardInterrupt

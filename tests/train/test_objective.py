@@ -147,6 +147,7 @@ def test_a_step_on_texts_is_a_step_along_the_elbo_per_token():
     batch = fit._examples_of(0)
     state = TrainingState()
     fit._step(state)
+    fit._note_last(state)
     got = {name: p.grad.clone() for name, p in find_holder(model).named_parameters() if p.grad is not None}
     assert state.train_nll[1] == sum(len(text.target_ids) for text in batch)
 

@@ -187,6 +187,11 @@ def read_json_task() -> str:
     return task_directory()
 
 
+def test_what_a_lora_was_evaluated_on_does_not_matter(loras, tmp_path):
+    config = run_config("temperature", start_from=(str(loras[0]),), report_split="validation")
+    assert train(config, tmp_path / "run")["split"] == "validation"
+
+
 # What is refused ------------------------------------------------------------------------------------------------------
 
 

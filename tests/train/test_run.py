@@ -21,7 +21,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from bayeslora import metrics
+from bayeslora import load_run, metrics
 from bayeslora.errors import InputError
 from bayeslora.methods import METHODS
 from bayeslora.models import load_model
@@ -183,6 +183,19 @@ def test_a_run_from_before_a_setting_existed_is_the_same_run(done: Path, tmp_pat
     assert train(run_config(), old) == json.loads((done / "result.json").read_text())
     with pytest.raises(InputError, match=r"draw_layers 'last:1' is 'all' there"):
         train(run_config(prediction=PredictionConfig(samples=3, draw_layers="last:1")), old)
+
+
+def test_a_run_to_choose_among_is_about_the_validation_split_and_never_reads_the_test_split(tmp_path: Path) -> None:
+    task = tiny.write_task(tmp_path / "task")
+    (task / "test.jsonl").unlink()
+    result = train(run_config(task=str(task), report_split="validation"), tmp_path / "run")
+    assert result["split"] == "validation" and set(result["counts"]) == {"train", "validation"}
+    validation = load_run(tmp_path / "run").evaluate(split="validation")
+    assert result["metrics"] == pytest.approx(validation.metrics())
+    with pytest.raises(InputError, match="test"):
+        train(run_config(task=str(task)), tmp_path / "other")
+    with pytest.raises(InputError, match="report_split is 'train'; choose test, validation"):
+        run_config(report_split="train")
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,14 @@ from tyro.extras import SubcommandApp
 
 from bayeslora import __version__
 from bayeslora.arguments import one_line, with_config
+from bayeslora.cli.ablate import Ablate
 from bayeslora.cli.ask import Generate, Predict
 from bayeslora.cli.carry import Convert, Export, Merge
 from bayeslora.cli.common import Verb
 from bayeslora.cli.lists import Methods, Models, Tasks
 from bayeslora.cli.measure import Bench
 from bayeslora.cli.runs import Calibrate, Compare, Evaluate, Quickstart, Train
+from bayeslora.cli.search import Tune
 from bayeslora.errors import InputError
 from bayeslora.train.config import RunConfig, flatten, to_dict
 from bayeslora.train.errors import RunsFailed, TrainingDiverged
@@ -39,6 +41,8 @@ Start here:
     bayeslora predict DIR --question Q --choice A --choice B    ask it
     bayeslora generate DIR --prompt TEXT                        let it write
     bayeslora compare --model M --tasks T ... --out DIR         all methods in one table
+    bayeslora ablate NAME --model M --task T --out DIR          what one setting of Bayesian-LoRA does
+    bayeslora tune --model M --task T --out DIR                 good settings, by Bayesian optimisation
     bayeslora bench train predict memory                        time and memory against PEFT's LoRA
     bayeslora export DIR --out DIR2                             its draws as LoRA adapters, to be served by vLLM
     bayeslora merge DIR --out DIR2                              its mean as an ordinary model
@@ -61,6 +65,8 @@ VERBS: dict[str, type[Verb]] = {
     "predict": Predict,
     "generate": Generate,
     "compare": Compare,
+    "ablate": Ablate,
+    "tune": Tune,
     "bench": Bench,
     "export": Export,
     "merge": Merge,

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import tyro
 from tyro.conf import Positional
@@ -44,6 +44,16 @@ class Placed(Told):
     """Local copies of the benchmarks; without it they are read from the hub."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfManyRuns(Placed):
+    """How verbs that make many runs make them."""
+
+    workers: int = 1
+    """Runs side by side, each in a process of its own."""
+    executor: Literal["local", "ray"] = "local"
+    """Where the runs are made: on this machine, or on the Ray cluster at RAY_ADDRESS, all of whose nodes see this directory."""
 
 
 @dataclass(frozen=True, kw_only=True)

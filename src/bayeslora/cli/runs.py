@@ -9,7 +9,7 @@ from typing import Literal
 
 from tyro.conf import OmitArgPrefixes
 
-from bayeslora.cli.common import OfRun, Placed, Told, print_metrics
+from bayeslora.cli.common import OfManyRuns, OfRun, Placed, Told, print_metrics
 from bayeslora.errors import InputError
 from bayeslora.progress import reporter
 from bayeslora.studies.comparison import Comparison
@@ -32,9 +32,17 @@ class Train(Placed):
     """The most work that is lost if the run is killed."""
     force: bool = False
     """Replace another run in the directory."""
+    dry_run: bool = False
+    """Only tell what the run will take on one device: parameters, memory, steps and time. No weight is loaded."""
+    tflops: float = 300.0
+    """Speed that --dry-run reckons with, in TFLOP/s that are really reached."""
 
     def run(self) -> None:
         """Train, with progress on stderr and the metrics on stdout."""
+        if self.dry_run:
+            self._estimate()
+            return
+        from bayeslora.train.processes import Processes
         from bayeslora.train.run import Place, train
 
         with reporter(quiet=self.quiet) as report:
@@ -46,11 +54,19 @@ class Train(Placed):
                 checkpoint_seconds=self.checkpoint_seconds,
             )
             result = train(self.experiment, self.out, place, force=self.force)
+        if not Processes.join(self.device).main:
+            return
         if self.json:
             print(json.dumps(result))
         else:
             print_metrics(result["metrics"], result["intervals"])
             print(f"adapter, predictions and result: {self.out}")
+
+    def _estimate(self) -> None:
+        from bayeslora.train.estimate import estimate
+
+        found = estimate(self.experiment, self.data_dir, device=self.device, tflops=self.tflops)
+        print(json.dumps(found.to_dict()) if self.json else found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,14 +146,12 @@ class Calibrate(OfRun):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compare(Placed):
+class Compare(OfManyRuns):
     """Many methods on many tasks under one protocol: one table. The same command makes only the runs that are missing."""
 
     study: OmitArgPrefixes[Comparison]
     out: Path
     """Directory for the runs, the tables (Markdown, LaTeX, JSON) and the figures."""
-    workers: int = 1
-    """Runs side by side, each in a process of its own."""
 
     def run(self) -> None:
         """Run what is missing, with the table on stdout."""
@@ -150,6 +164,7 @@ class Compare(Placed):
                 data_dir=self.data_dir,
                 device=self.device,
                 workers=self.workers,
+                executor=self.executor,
                 report=report,
             )
         print((self.out / "table.json").read_text(encoding="utf-8") if self.json else compared.text)

@@ -37,6 +37,7 @@ from bayeslora.metrics.selective import (
     auroc,
     confidence_auroc,
     risk_coverage,
+    shift_auroc,
     threshold_for_coverage,
     threshold_for_risk,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "reliability_bins_from_confidence",
     "risk_coverage",
     "set_coverage",
+    "shift_auroc",
     "threshold_for_coverage",
     "threshold_for_risk",
     "token_scores",

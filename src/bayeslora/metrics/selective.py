@@ -59,6 +59,17 @@ def auroc(scores: ArrayLike, positives: ArrayLike) -> float:
     return float(surplus / (n_pos * n_neg))
 
 
+def shift_auroc(own: ArrayLike, shifted: ArrayLike) -> float:
+    """:func:`auroc` of a score, such as an uncertainty, as a detector of questions from elsewhere.
+
+    Args:
+        own: ``[N]``, scores of questions like those that were learnt from.
+        shifted: ``[M]``, scores of others, which should be higher.
+    """
+    inside, outside = check_scores(own, "own"), check_scores(shifted, "shifted")
+    return auroc(np.concatenate([inside, outside]), np.arange(len(inside) + len(outside)) >= len(inside))
+
+
 def confidence_auroc(probs: ArrayLike, labels: ArrayLike) -> float:
     """:func:`auroc` of the largest probability as a detector of right answers; 0.5 is no use at all."""
     return auroc(*top_class(*check_classification(probs, labels)))

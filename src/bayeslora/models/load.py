@@ -72,6 +72,19 @@ def load_model(
     return LoadedModel(model, tokenizer, name)
 
 
+def load_empty(name: str, precision: torch.dtype, revision: str | None = None) -> LoadedModel:
+    """A model without its weights, on torch's ``meta`` device, with its tokenizer; code that it brings along is not run."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    request = _Request(name, locate(name, revision), revision, False, torch.device("meta"), precision, None, None)
+    with _quiet_transformers():
+        config, tokenizer = _load_config(request), _load_tokenizer(request)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=precision)
+    return LoadedModel(model.requires_grad_(False), tokenizer, name)
+
+
 def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
     """The tokenizer of a model without the model; code that it brings along is not run."""
     import torch

@@ -20,8 +20,8 @@ from torch import Tensor
 BASE_JITTER = 1e-6
 """Part of the mean of ``diag(Z Zᵀ)`` that is always added to ``D²``."""
 
-ASYNCHRONOUS = ("cuda",)
-"""Devices that work through a queue, which would run empty if the host looked at a result in every step."""
+ASYNCHRONOUS = ("cuda", "meta")
+"""Devices that work through a queue, which would run empty if the host looked at a result in every step, or not at all."""
 
 MAX_JITTER = 1e-2
 """Largest such part that is tried before giving up."""

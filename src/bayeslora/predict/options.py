@@ -356,7 +356,7 @@ def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
 def _dtype(model: nn.Module) -> torch.dtype:
     """Precision of the activations."""
     device = next(model.parameters()).device.type
-    if torch.is_autocast_enabled(device):
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     dtype = getattr(model, "dtype", None)
     return dtype if isinstance(dtype, torch.dtype) and dtype.is_floating_point else torch.float32

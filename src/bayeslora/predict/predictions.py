@@ -6,6 +6,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -103,20 +104,33 @@ class Predictions:
 
 def read_predictions(path: Path) -> tuple[list[str], NDArray[np.float64], NDArray[np.int64]]:
     """Ids, probabilities ``[N, O]`` and right answers of a file of predictions, for computing any metric again."""
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as lines:
-            records = [json.loads(line) for line in lines]
-        if not records:
-            raise ValueError("it is empty")
+    with _reading(path) as records:
         ids = [record["id"] for record in records]
         rows: Sequence[Sequence[float]] = [record["probabilities"] for record in records]
         gold = np.array([record["gold"] for record in records], dtype=np.int64)
         probabilities = np.zeros((len(rows), max(map(len, rows), default=0)))
         for row, values in zip(probabilities, rows, strict=True):
             row[: len(values)] = values
+    return ids, probabilities, gold
+
+
+def read_epistemic(path: Path) -> NDArray[np.float64]:
+    """Epistemic uncertainty ``[N]`` of every question in a file of predictions; 0 where there was one draw only."""
+    with _reading(path) as records:
+        return np.array([record["epistemic"] for record in records], dtype=np.float64)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[list[dict[str, Any]]]:
+    """The records of a file. Whatever is wrong with them is told of the file."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as lines:
+            records = [json.loads(line) for line in lines]
+        if not records:
+            raise ValueError("it is empty")
+        yield records
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: is no complete file of predictions with answers ({error})") from error
-    return ids, probabilities, gold
 
 
 def main_metrics(figures: Mapping[str, float]) -> dict[str, float]:

@@ -15,11 +15,9 @@ from matplotlib.lines import Line2D
 from bayeslora.errors import InputError
 from bayeslora.files import replacing
 from bayeslora.report.figures import DPI
+from bayeslora.report.marks import colour_and_marker
 from bayeslora.report.table import Row
 
-# From the palette of Okabe and Ito; with the markers there is a pair of its own for up to 49 methods.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _COLUMNS = 3
 _SIDE, _LEGEND_LINE = 2.9, 0.22  # inches
 
@@ -44,7 +42,7 @@ def scatter_figure(sections: Mapping[str, Mapping[str, Row]], path: str | os.Pat
             ax.set_visible(False)
     handles = [
         Line2D([], [], linestyle="", marker=marker, color=colour, label=method)
-        for method, (colour, marker) in zip(methods, map(_style, range(len(methods))), strict=True)
+        for method, (colour, marker) in zip(methods, map(colour_and_marker, range(len(methods))), strict=True)
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=legend_columns, fontsize=7.5, frameon=False)
     with replacing(target) as partial:
@@ -54,7 +52,7 @@ def scatter_figure(sections: Mapping[str, Mapping[str, Row]], path: str | os.Pat
 
 def _draw(ax: Axes, title: str, rows: Mapping[str, Row], methods: list[str]) -> None:
     for method, row in rows.items():
-        colour, marker = _style(methods.index(method))
+        colour, marker = colour_and_marker(methods.index(method))
         ece, acc = row["ece"], row["acc"]
         ax.errorbar(
             100 * ece.mean,
@@ -71,8 +69,3 @@ def _draw(ax: Axes, title: str, rows: Mapping[str, Row], methods: list[str]) -> 
     ax.set_ylabel("accuracy in %", fontsize=8)
     ax.tick_params(labelsize=7.5)
     ax.grid(alpha=0.25)
-
-
-def _style(number: int) -> tuple[str, str]:
-    """Colour and marker of a method; neighbours differ in both."""
-    return _COLOURS[number % len(_COLOURS)], _MARKERS[(number + number // len(_COLOURS)) % len(_MARKERS)]

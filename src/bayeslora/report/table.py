@@ -19,6 +19,7 @@ class Column:
         factor: 100 for per cent.
         digits: behind the point.
         largest: whether more is better.
+        ranked: whether one can be better than another at all; a number of parameters cannot.
     """
 
     metric: str
@@ -26,6 +27,7 @@ class Column:
     factor: float = 1.0
     digits: int = 3
     largest: bool = False
+    ranked: bool = True
 
     def better(self, a: float, b: float) -> bool:
         """Whether ``a`` is better than ``b``."""
@@ -70,8 +72,10 @@ Row = Mapping[str, Cell]
 
 
 def best_of(rows: Mapping[str, Row], column: Column) -> str | None:
-    """The method with the best mean."""
+    """The method with the best mean, if the column has a best."""
     found: str | None = None
+    if not column.ranked:
+        return None
     for method, row in rows.items():
         if column.metric in row and (
             found is None or column.better(row[column.metric].mean, rows[found][column.metric].mean)
@@ -80,22 +84,22 @@ def best_of(rows: Mapping[str, Row], column: Column) -> str | None:
     return found
 
 
-def markdown(rows: Mapping[str, Row], columns: Sequence[Column] = COLUMNS) -> str:
-    """A table in Markdown. † marks what cannot be told from the best."""
+def markdown(rows: Mapping[str, Row], columns: Sequence[Column] = COLUMNS, what: str = "method") -> str:
+    """A table in Markdown; ``what`` is above the names of the rows. † marks what cannot be told from the best."""
     lines = [
-        "| method | " + " | ".join(column.title for column in columns) + " |",
+        f"| {what} | " + " | ".join(column.title for column in columns) + " |",
         "|---|" + "---:|" * len(columns),
     ]
     return "\n".join(lines + _body(rows, columns, "| {} | {} |", " | ", "**{}**".format, "{} ± {}".format, DAGGER))
 
 
-def latex(rows: Mapping[str, Row], columns: Sequence[Column] = COLUMNS) -> str:
+def latex(rows: Mapping[str, Row], columns: Sequence[Column] = COLUMNS, what: str = "method") -> str:
     """The same as a LaTeX ``tabular`` (needs the package booktabs)."""
     titles = [column.title.replace("↑", r"$\uparrow$").replace("↓", r"$\downarrow$") for column in columns]
     lines = [
         rf"\begin{{tabular}}{{l{'r' * len(columns)}}}",
         r"\toprule",
-        " & ".join(["method", *titles]) + r" \\",
+        " & ".join([_escape(what), *titles]) + r" \\",
         r"\midrule",
     ]
     body = _body(

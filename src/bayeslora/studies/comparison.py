@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from bayeslora.errors import InputError
-from bayeslora.train.config import (
-    AdapterConfig,
-    DataConfig,
-    ModelConfig,
-    PredictionConfig,
-    RunConfig,
-    TrainingConfig,
-    resolve,
-)
+from bayeslora.studies.study import Study, require_distinct, require_distinct_tasks
+from bayeslora.train.config import RunConfig, resolve
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(Study):
     """Methods compared on tasks, everything else being equal."""
 
-    model: str
-    """smollm2, a directory, or a hub id such as org/model."""
     methods: tuple[str, ...] = ("all",)
     """Methods to compare (see bayeslora methods), or all."""
     tasks: tuple[str, ...]
@@ -34,28 +24,18 @@ class Comparison:
     rate_factors: tuple[float, ...] = (1.0,)
     """If there are several, each method's learning rate is multiplied by each, and the factor with the least validation
     NLL on the first seed is used, for each task and method."""
-    shift: tuple[str, ...] = ()
-    """Tasks on whose test split every run is evaluated as well, without being trained on them."""
-    data: DataConfig = field(default_factory=DataConfig)
-    loading: ModelConfig = field(default_factory=ModelConfig)
-    adapter: AdapterConfig = field(default_factory=AdapterConfig)
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    prediction: PredictionConfig = field(default_factory=PredictionConfig)
 
     def __post_init__(self) -> None:
         for name in ("methods", "tasks", "seeds", "rate_factors"):
             values = getattr(self, name)
             if not values:
                 raise InputError(f"{name} is empty; give at least one")
-            if len(set(values)) < len(values):
-                raise InputError(f"{name} names one twice ({', '.join(map(str, values))}); give each once")
+            require_distinct(name, values)
         for factor in self.rate_factors:
             if not 0 < factor < float("inf"):
                 raise InputError(f"rate_factors has {factor}; give positive numbers")
-        for given in (self.tasks, self.shift):
-            names = [task_name(task) for task in given]
-            if len(set(names)) < len(names):
-                raise InputError(f"two tasks have the same name ({', '.join(names)}); rename a file")
+        require_distinct_tasks(self.tasks)
+        require_distinct_tasks(self.shift)
         if self.adapter.settings and (len(self.methods) > 1 or self.methods == ("all",)):
             raise InputError("settings belong to one posterior, but there are several methods; leave them out")
 
@@ -72,27 +52,7 @@ class Comparison:
 
     def config(self, task: str, method: str, seed: int, factor: float = 1.0) -> RunConfig:
         """One of the runs, resolved, with its learning rate multiplied."""
-        config = resolve(
-            RunConfig(
-                model=self.model,
-                task=task,
-                method=method,
-                preset=self.preset,
-                seed=seed,
-                data=self.data,
-                loading=self.loading,
-                adapter=self.adapter,
-                training=self.training,
-                prediction=self.prediction,
-            )
-        )
+        config = resolve(self.run(task, method, seed, self.preset))
         rate = config.training.learning_rate
         assert rate is not None
         return replace(config, training=replace(config.training, learning_rate=rate * factor))
-
-
-def task_name(task: str) -> str:
-    """A task's name, also where it was given as a path."""
-    from bayeslora.tasks import TASKS
-
-    return task if task in TASKS else Path(task).stem

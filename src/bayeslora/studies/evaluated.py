@@ -1,4 +1,4 @@
-"""Finished runs of a comparison: their predictions side by side, and which differences are more than chance."""
+"""Finished runs of a study: their predictions side by side, and which differences are more than chance."""
 
 from __future__ import annotations
 
@@ -12,12 +12,23 @@ from numpy.typing import NDArray
 
 from bayeslora import metrics
 from bayeslora.errors import InputError
-from bayeslora.predict.predictions import read_predictions
-from bayeslora.report.table import COLUMNS, Cell, Row, best_of
+from bayeslora.predict.predictions import read_epistemic, read_predictions
+from bayeslora.report.table import COLUMNS, Cell, Column, Row, best_of
 from bayeslora.train.directory import RunDirectory
 
 METRICS = {"acc": metrics.accuracy, "nll": metrics.nll, "ece": metrics.ece}
 SIGNIFICANT = 0.05
+
+
+def _aurc(probs: NDArray[Any], labels: NDArray[Any]) -> float:
+    return metrics.aurc(probs.max(axis=1), probs.argmax(axis=1) == labels)
+
+
+PAIRED: Mapping[str, metrics.Metric] = {**METRICS, "aurc": _aurc}
+"""Metrics in which the paired bootstrap can compare two methods: means over questions, or functions of them all."""
+
+Places = Mapping[str, Mapping[int, Path]]
+"""Directories with results, by the name of a row (a method, a value) and seed."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +41,7 @@ class Evaluated:
         ids: of the questions.
         probabilities: ``[N, O]``.
         gold: ``[N]``.
+        epistemic: ``[N]``, uncertainty in the weights.
     """
 
     seed: int
@@ -37,6 +49,7 @@ class Evaluated:
     ids: tuple[str, ...]
     probabilities: NDArray[np.float64]
     gold: NDArray[np.int64]
+    epistemic: NDArray[np.float64]
 
 
 def load_evaluated(path: Path, seed: int) -> Evaluated | None:
@@ -45,7 +58,18 @@ def load_evaluated(path: Path, seed: int) -> Evaluated | None:
     if not directory.result.exists():
         return None
     ids, probabilities, gold = read_predictions(directory.predictions)
-    return Evaluated(seed, directory.read_result(), tuple(ids), probabilities, gold)
+    epistemic = read_epistemic(directory.predictions)
+    return Evaluated(seed, directory.read_result(), tuple(ids), probabilities, gold, epistemic)
+
+
+def load_all(title: str, places: Places) -> dict[str, list[Evaluated]]:
+    """The finished runs of a part of the table, by row."""
+    found = {
+        name: [it for seed, path in runs.items() if (it := load_evaluated(path, seed)) is not None]
+        for name, runs in places.items()
+    }
+    require_same_questions(title, found)
+    return found
 
 
 def require_same_questions(title: str, found: Mapping[str, Sequence[Evaluated]]) -> None:
@@ -59,13 +83,10 @@ def require_same_questions(title: str, found: Mapping[str, Sequence[Evaluated]])
             )
 
 
-def table_rows(found: Mapping[str, Sequence[Evaluated]]) -> dict[str, Row]:
+def table_rows(found: Mapping[str, Sequence[Evaluated]], columns: Sequence[Column] = COLUMNS) -> dict[str, Row]:
     """A row for each method, with what the paired bootstrap over questions says of it and the best."""
-    plain = {
-        method: {name: Cell(tuple(run.result["metrics"][name] for run in runs)) for name in METRICS} if runs else {}
-        for method, runs in found.items()
-    }
-    best = {column.metric: best_of(plain, column) for column in COLUMNS}
+    plain = {method: _cells(runs, columns) for method, runs in found.items()}
+    best = {column.metric: best_of(plain, column) for column in columns}
     return {
         method: {
             name: Cell(cell.values, _ties(name, found[method], found[best[name] or method], method == best[name]))
@@ -75,12 +96,24 @@ def table_rows(found: Mapping[str, Sequence[Evaluated]]) -> dict[str, Row]:
     }
 
 
+def _cells(runs: Sequence[Evaluated], columns: Sequence[Column]) -> dict[str, Cell]:
+    """Metrics that all runs have."""
+    names = [column.metric for column in columns]
+    return {
+        name: Cell(tuple(run.result["metrics"][name] for run in runs))
+        for name in names
+        if runs and all(name in run.result["metrics"] for run in runs)
+    }
+
+
 def _ties(name: str, mine: Sequence[Evaluated], best: Sequence[Evaluated], is_best: bool) -> bool:
     """Whether the paired bootstrap cannot tell a method from the best."""
     if is_best:
         return True
+    if name not in PAIRED:
+        return False
     difference = metrics.paired_bootstrap_over_runs(
-        METRICS[name], [run.probabilities for run in mine], [run.probabilities for run in best], mine[0].gold
+        PAIRED[name], [run.probabilities for run in mine], [run.probabilities for run in best], mine[0].gold
     )
     return difference.p_value >= SIGNIFICANT
 
@@ -91,7 +124,7 @@ def pooled(runs: Sequence[Evaluated]) -> tuple[NDArray[np.float64], NDArray[np.i
 
 
 def summary(run: Evaluated) -> dict[str, Any]:
-    """What is kept of a run in the record of a comparison: everything but settings and predictions."""
+    """What is kept of a run in the record of a study: everything but settings and predictions."""
     return summary_of(run.result, run.seed)
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bayeslora.methods import find_method
-from bayeslora.studies.comparison import Comparison, task_name
+from bayeslora.studies.comparison import Comparison
+from bayeslora.studies.study import task_name
 from bayeslora.train.config import RunConfig
 from bayeslora.train.origin import lora_runs
 
@@ -17,16 +18,18 @@ Chosen = Mapping[tuple[str, str], float]
 
 @dataclass(frozen=True)
 class Job:
-    """A run with its directory. ``needs`` are directories of runs that must be done before."""
+    """A run with its directory. ``needs`` are directories of runs that must be done before; ``name`` says what it is
+    where its method alone does not."""
 
     config: RunConfig
     path: Path
     needs: tuple[Path, ...] = ()
+    name: str = ""
 
     @property
     def label(self) -> str:
         """In a few words."""
-        return f"{task_name(self.config.task)}, {self.config.method}, seed {self.config.seed}"
+        return f"{task_name(self.config.task)}, {self.name or self.config.method}, seed {self.config.seed}"
 
 
 def search_jobs(study: Comparison, out: Path) -> list[Job]:

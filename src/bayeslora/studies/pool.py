@@ -8,15 +8,19 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bayeslora.models import LoadedModel
 from bayeslora.predict.trunk import TrunkCache
 from bayeslora.studies.plan import Job
+from bayeslora.train.config import RunConfig
 from bayeslora.train.run import Place, load_base, train
 
 Ended = Callable[[Job, str | None], None]
 """Told of every run that has ended: nothing, or why it failed."""
+
+Executor = Literal["local", "ray"]
+"""Where runs are made."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +32,12 @@ class Settings:
     checkpoint_seconds: float = 60.0
 
 
+Starter = Callable[[Sequence[Job], Settings, int], Iterator[tuple[Job, str | None]]]
+"""Runs jobs, so many at a time, and gives them as they end."""
+
+
 class Worker:
-    """Runs one run after another and loads the base model only once."""
+    """Runs one run after another and loads the base model only once, or not at all if its place has brought one for all."""
 
     def __init__(self, settings: Settings, place: Place | None = None) -> None:
         self._place = place or Place(
@@ -41,19 +49,30 @@ class Worker:
     def __call__(self, job: Job) -> str | None:
         """Run it; returns why it failed, if it did."""
         try:
-            config = job.config
-            if self._loaded is None or self._loaded[0] != (config.model, config.loading):
-                self._loaded = (config.model, config.loading), load_base(config, self._place.device)
-            if self._trunk is None or self._trunk[0] != config.adapter.layers:
-                self._trunk = config.adapter.layers, TrunkCache()
-            train(config, job.path, replace(self._place, loaded=self._loaded[1], trunk=self._trunk[1]))
+            train(job.config, job.path, self._prepared(job.config))
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         return None
 
+    def _prepared(self, config: RunConfig) -> Place:
+        """The place with the run's base model, and what its frozen layers gave in earlier runs."""
+        if self._place.loaded is not None:
+            return self._place
+        if self._loaded is None or self._loaded[0] != (config.model, config.loading):
+            self._loaded = (config.model, config.loading), load_base(config, self._place.device)
+        if self._trunk is None or self._trunk[0] != config.adapter.layers:
+            self._trunk = config.adapter.layers, TrunkCache()
+        return replace(self._place, loaded=self._loaded[1], trunk=self._trunk[1])
+
 
 def run_jobs(
-    jobs: Sequence[Job], settings: Settings, ended: Ended, *, workers: int = 1, place: Place | None = None
+    jobs: Sequence[Job],
+    settings: Settings,
+    ended: Ended,
+    *,
+    workers: int = 1,
+    executor: Executor = "local",
+    place: Place | None = None,
 ) -> None:
     """Run the jobs that are not done yet: first those that others need, then the others.
 
@@ -62,9 +81,11 @@ def run_jobs(
         settings: for workers.
         ended: told of every job that has ended.
         workers: processes side by side; 1 runs everything in this one.
-        place: for runs in this process, instead of ``settings``.
+        executor: where: on this machine, or on a Ray cluster.
+        place: for runs in this process, instead of ``settings``; a base model in it serves all of them.
     """
-    worker = Worker(settings, place) if workers == 1 else None
+    worker = Worker(settings, place) if workers == 1 and executor == "local" else None
+    start = _starter(executor)
     failed: set[Path] = set()
 
     def note(job: Job, failure: str | None) -> None:
@@ -80,9 +101,16 @@ def run_jobs(
                 note(job, f"a run that it stands on has failed: {broken[0]}")
             else:
                 ready.append(job)
-        here = ((job, worker(job)) for job in ready) if worker else _in_pool(ready, settings, workers)
-        for job, failure in here:
+        for job, failure in ((job, worker(job)) for job in ready) if worker else start(ready, settings, workers):
             note(job, failure)
+
+
+def _starter(executor: Executor) -> Starter:
+    if executor == "local":
+        return _in_pool
+    from bayeslora.studies.ray_pool import in_ray
+
+    return in_ray
 
 
 def _in_pool(jobs: Sequence[Job], settings: Settings, workers: int) -> Iterator[tuple[Job, str | None]]:

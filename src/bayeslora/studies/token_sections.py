@@ -9,12 +9,9 @@ from typing import Any
 
 from bayeslora.predict.token_predictor import read_token_predictions
 from bayeslora.report.table import Cell, Column, Row
-from bayeslora.studies.evaluated import summary_of
+from bayeslora.studies.evaluated import Places, summary_of
 from bayeslora.tasks import ProblemTask, TokenTask
 from bayeslora.train.directory import RunDirectory
-
-Places = Mapping[str, Mapping[int, Path]]
-"""Directories with results, by method and seed."""
 
 TEXT_COLUMNS = (
     Column("nll", "NLL ↓"),

@@ -221,6 +221,8 @@ class RunConfig:
     start_from: tuple[str, ...] = ()
     """Trained LoRAs to start from: directories of runs or of LoRA adapters. Methods that stand on LoRAs train them
     themselves if none are given."""
+    report_split: Literal["test", "validation"] = "test"
+    """Questions that the result is about. With validation those of the test split are never read: for runs to choose among."""
     data: DataConfig = field(default_factory=DataConfig)
     loading: ModelConfig = field(default_factory=ModelConfig)
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
@@ -228,6 +230,7 @@ class RunConfig:
     prediction: PredictionConfig = field(default_factory=PredictionConfig)
 
     def __post_init__(self) -> None:
+        _check_choices(self)
         _not_negative("seed", self.seed)
         if self.seed >= 2**64:
             raise InputError(f"seed is {self.seed}; give a number below 2^64")

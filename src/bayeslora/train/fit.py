@@ -25,6 +25,7 @@ from bayeslora.train.config import TrainingConfig
 from bayeslora.train.errors import TrainingDiverged
 from bayeslora.train.objective import KLWeight, Lesson, Objective
 from bayeslora.train.optimise import parameter_groups, rate_factor
+from bayeslora.train.processes import Processes
 from bayeslora.train.steps import JointSteps, SplitSteps, Steps
 from bayeslora.train.trackers import Log
 
@@ -65,6 +66,7 @@ class Fit(Generic[Lesson]):
         run: tells this run from others that might have left a checkpoint there.
         report: told how it goes.
         log: told the figures of every step.
+        processes: those that train together.
     """
 
     objective: Objective[Lesson]
@@ -77,6 +79,7 @@ class Fit(Generic[Lesson]):
     run: str = ""
     report: Reporter = field(default_factory=Silent)
     log: Log | None = None
+    processes: Processes = field(default_factory=Processes)
 
     def __post_init__(self) -> None:
         self._model: nn.Module = self.objective.model
@@ -144,33 +147,41 @@ class Fit(Generic[Lesson]):
             step, self.steps, examples=len(self.examples), batch_size=self._batch_size, terms=self._terms
         )
         examples = self._examples_of(step)
-        parts = list(_cut(examples, self.config.micro_batch or len(examples)))
+        mine, counts = self.processes.share(examples)
+        parts = list(_cut(list(zip(mine, counts, strict=True)), self.config.micro_batch or len(mine)))
+        shares = len(parts) * self.processes.count
         self._set_rates(step)
         self._steps.zero_grad()
         figures = []
-        for index, part in enumerate(parts):
+        for index, pairs in enumerate(parts):
+            part = [example for example, _ in pairs]
             noise = torch.Generator(self._device).manual_seed(_mix(self.seed, step, index))
-            torch.manual_seed(_mix(self.seed, step, index, 1))  # dropout must not follow the noise of the draws
+            # dropout must not follow the noise of the draws, nor be the same everywhere
+            torch.manual_seed(_mix(self.seed, step, index, 1 + self.processes.rank))
             try:
                 self._holder.draw(draws := min(self._draws, len(part)), noise)
             except IllConditionedError as error:
                 raise self._diverged(str(error), step, part) from error
             losses = self.objective.losses(part, draws)
+            if not all(count for _, count in pairs):
+                losses = losses * losses.new_tensor([count for _, count in pairs])
             kl = self._holder.kl()
             # over the terms that a batch of this size has on average, so that every term of the data weighs the same
             loss = losses.sum() / (len(examples) * self._terms)
             penalty = self._holder.penalty()
             if penalty is not None:
-                loss = loss + penalty / len(parts)
-            share = self._holder.kl_share(len(parts))
+                loss = loss + penalty / shares
+            share = self._holder.kl_share(shares)
             weighted = weight * share * kl.total
             self._steps.backward(loss, weighted)
             told = (losses.sum(), share * kl.inducing, share * kl.conditional, loss + weighted)
             figures.append(torch.stack([figure.detach().float() for figure in told]))
+        told_by_all = torch.stack(figures).sum(0)
+        self.processes.add_up([*self._steps.gradients(), told_by_all])
         norm = self._steps.step()
         self._holder.after_step(step + 1, self.steps)
         rate = self._steps.groups[0]["lr"]
-        return _Taken(step, examples, weight, rate, torch.cat([torch.stack(figures).sum(0), norm.detach().view(1)]))
+        return _Taken(step, examples, weight, rate, torch.cat([told_by_all, norm.detach().view(1)]))
 
     def _note(self, taken: _Taken[Lesson], state: TrainingState) -> None:
         """Take in the figures of a step; here the host waits until it is done."""
@@ -233,7 +244,7 @@ class Fit(Generic[Lesson]):
         if epoch % self.config.eval_every and epoch != self._epochs:
             return
         try:
-            metrics = dict(self.validate())
+            metrics = self._validate()
         except ArithmeticError as error:
             raise TrainingDiverged(f"evaluation after step {state.step} of {self.steps}: {error}") from error
         state.history.append({"epoch": epoch, "step": state.step, "train_nll": total / count, "validation": metrics})
@@ -244,6 +255,11 @@ class Fit(Generic[Lesson]):
         if self.log is not None:
             self.log({f"validation/{name}": value for name, value in metrics.items()}, state.step)
         self._note_best(state, metrics["nll"])
+
+    def _validate(self) -> dict[str, float]:
+        """All evaluate, as sharded layers need all, and go by the figures of one: others may differ by rounding."""
+        found = dict(self.validate())
+        return self.processes.agree(lambda: found)
 
     def _note_best(self, state: TrainingState, nll: float) -> None:
         if self.config.patience == 0:
@@ -265,14 +281,14 @@ class Fit(Generic[Lesson]):
     # State ----------------------------------------------------------------------------------------------------------
 
     def _resume(self) -> TrainingState:
-        if self.checkpoint is None or not self.checkpoint.exists():
+        if self.checkpoint is None or not self.processes.agree(self.checkpoint.exists):
             return TrainingState()
         state = load_checkpoint(self.checkpoint, self._state, self._steps.adamw, self.run)
         self.report.say(f"going on from step {state.step} of {self.steps}")
         return state
 
     def _save(self, state: TrainingState) -> None:
-        if self.checkpoint is not None:
+        if self.checkpoint is not None and self.processes.main:
             if not all(bool(torch.isfinite(p).all()) for p in self._state.values()):
                 raise TrainingDiverged(
                     f"a parameter is no longer finite after step {state.step} of {self.steps}; try a lower learning rate"

@@ -60,9 +60,9 @@ def _adapter(path: Path, wanted: Mapping[str, Any] | None) -> Path:
     found = directory.read_config()
     if found.get("method") != "lora":
         raise InputError(f"{path}: is a run of method {found.get('method')!r}; give one of method 'lora'")
-    own = {
-        name: found.get(name) for name in ("seed", "prediction")
-    }  # any seed will do, and a LoRA predicts without draws
+    own = {  # any seed will do, a LoRA predicts without draws, and what it was evaluated on does not matter
+        name: found.get(name) for name in ("seed", "prediction", "report_split")
+    }
     lines = [] if wanted is None else differences({**wanted, **own}, found)
     if lines:
         raise InputError(f"{path}: was trained otherwise than this run says ({'; '.join(lines[:3])}); give the same")

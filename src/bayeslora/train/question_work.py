@@ -14,6 +14,7 @@ from bayeslora.methods.base import QuestionMaking
 from bayeslora.models import LoadedModel
 from bayeslora.posterior import Factors, Posterior
 from bayeslora.predict.calibrate import Calibration, fit_temperature
+from bayeslora.predict.options import packed_length
 from bayeslora.predict.predictions import Predictions, main_metrics
 from bayeslora.predict.predictor import Predictor
 from bayeslora.predict.scorer import Scorer
@@ -23,7 +24,7 @@ from bayeslora.tasks import Questions, Split, Task, encode_items, require_gold
 from bayeslora.train.config import RunConfig
 from bayeslora.train.directory import RunDirectory
 from bayeslora.train.objective import Example, QuestionObjective
-from bayeslora.train.work import Judged, Work, chosen
+from bayeslora.train.work import Judged, Work, chosen, splits_of
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -132,8 +133,12 @@ class QuestionWork(Work):
 
     def judge(self, calibration: Calibration, directory: RunDirectory, report: Reporter) -> Judged:
         """See :class:`Work`."""
-        test, predictor = self._parts["test"], replace(self._predictor, calibration=calibration)
-        return judge_questions(predictor(test.items, test.encoded, report.stage("predicting")))
+        reported, predictor = self._parts[self.config.report_split], replace(self._predictor, calibration=calibration)
+        return judge_questions(predictor(reported.items, reported.encoded, report.stage("predicting")))
+
+    def length(self, example: Example) -> int:
+        """See :class:`Work`."""
+        return packed_length(example.encoded)
 
     @property
     def counts(self) -> dict[str, Any]:
@@ -150,14 +155,14 @@ class QuestionWork(Work):
 
 
 def _read(config: RunConfig, task: Task) -> dict[str, Split]:
-    """All splits, with answers, and no more training questions than wanted."""
-    splits = {name: task.load(name) for name in ("train", "validation", "test")}
+    """The splits of a run, with answers, and no more training questions than wanted."""
+    splits: dict[str, Split] = {name: task.load(name) for name in splits_of(config)}
     limit = config.data.max_train
     if limit is not None:
         splits["train"] = replace(splits["train"], items=tuple(chosen(splits["train"].items, limit, "max_train")))
     for name, split in splits.items():
         if not split.items:
-            raise InputError(f"task {config.task!r}: its {name} split is empty; a run needs all three")
+            raise InputError(f"task {config.task!r}: its {name} split is empty; a run needs {', '.join(splits)}")
         try:
             require_gold(split)
         except InputError as error:

@@ -11,6 +11,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bayeslora.adapter import BayesLoraConfig, find_holder
+from bayeslora.adapter.base import find_any_holder
 from bayeslora.adapter.lora import read_lora
 from bayeslora.depth import upper_layers
 from bayeslora.errors import InputError
@@ -36,6 +38,7 @@ from bayeslora.train.directory import RunDirectory
 from bayeslora.train.environment import describe_environment, peak_memory
 from bayeslora.train.fit import Fit
 from bayeslora.train.origin import lora_runs, require_origins
+from bayeslora.train.processes import Processes
 from bayeslora.train.question_work import QuestionWork
 from bayeslora.train.token_work import TokenWork
 from bayeslora.train.trackers import require_trackers, tracking
@@ -86,14 +89,47 @@ def train(config: RunConfig, out: str | Path, place: Place | None = None, *, for
     place = place or Place()
     config = resolve(config)
     directory = RunDirectory(Path(out))
-    with directory.locked():
-        if not force:
-            directory.require_free_or_same(to_dict(config))
-            if directory.result.exists():
-                directory.checkpoint.unlink(missing_ok=True)  # of a run that was killed when it was all but done
-                place.report.say(f"{directory.path}: the run is done already")
-                return directory.read_result()
-        return _Run(config, directory, place, force=force).execute()
+    processes = Processes.join(place.device)
+    _require_shareable(config, processes)
+    with directory.locked() if processes.main else nullcontext():
+        result = processes.agree(lambda: None if force else _done(config, directory, place.report))
+        if result is not None:
+            return result
+        return _Run(config, directory, _own_place(place, processes), processes, force=force).execute()
+
+
+def _done(config: RunConfig, directory: RunDirectory, report: Reporter) -> dict[str, Any] | None:
+    """The result of a run that is done already; a directory that holds another one is refused."""
+    directory.require_free_or_same(to_dict(config))
+    if not directory.result.exists():
+        return None
+    directory.checkpoint.unlink(missing_ok=True)  # of a run that was killed when it was all but done
+    report.say(f"{directory.path}: the run is done already")
+    return directory.read_result()
+
+
+def _require_shareable(config: RunConfig, processes: Processes) -> None:
+    if processes.count == 1:
+        return
+    if find_method(config.method).make is not None:
+        raise InputError(
+            f"method {config.method!r} is made from LoRAs that are trained already, which takes one process; train the LoRAs "
+            f"with several (--method lora), then run this one alone with --start-from"
+        )
+    if config.training.cache_trunk:
+        raise InputError("cache_trunk keeps what one process computes; leave it out when several train together")
+
+
+def _own_place(place: Place, processes: Processes) -> Place:
+    """Where a process of several works: on its own device, and only the main one tells anybody."""
+    if processes.count == 1:
+        return place
+    device = "cpu" if processes.sharded else processes.device or place.device
+    return (
+        replace(place, device=device)
+        if processes.main
+        else replace(place, device=device, report=Silent(), report_to=())
+    )
 
 
 def adapt(loaded: LoadedModel, config: RunConfig) -> PeftModel:
@@ -150,10 +186,13 @@ def load_base(config: RunConfig, device: str) -> LoadedModel:
 
 
 class _Run:
-    def __init__(self, config: RunConfig, directory: RunDirectory, place: Place, *, force: bool) -> None:
+    def __init__(
+        self, config: RunConfig, directory: RunDirectory, place: Place, processes: Processes, *, force: bool
+    ) -> None:
         self.config = config
         self.directory = directory
         self.place = place
+        self.processes = processes
         self.report = place.report
         self.force = force
 
@@ -161,6 +200,10 @@ class _Run:
         """All input is checked before the directory is touched: a mistake costs no earlier run."""
         require_trackers(self.place.report_to)
         work = open_work(self.config, self.place.data_dir)
+        if self.processes.count > 1 and work.writes_as_it_judges:
+            raise InputError(
+                "solutions are written by one process; use --solutions 0 here, and bayeslora evaluate later"
+            )
         loaded = self.place.loaded or load_base(self.config, self.place.device)
         work.encode(loaded)
         origins = self._origins(loaded)
@@ -188,8 +231,9 @@ class _Run:
     def _train(self, model: PeftModel, work: Work, loras: Sequence[Factors]) -> dict[str, Any]:
         if self.config.training.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.processes.shard(model.get_base_model(), find_any_holder(model))
         work.bind(model, self.place.trunk)
-        self.directory.claim(to_dict(self.config), force=self.force)
+        self.processes.agree(lambda: self.directory.claim(to_dict(self.config), force=self.force))
         work.prepare(self.report)
         made = None
         if find_method(self.config.method).make is None:
@@ -205,7 +249,7 @@ class _Run:
         result = self._result(work, model, state, judged, seconds)
         if made is not None:
             result["found"] = dict(made.found)
-        self._write(model, judged, result, calibration)
+        self.processes.agree(lambda: self._write(model, judged, result, calibration))
         return result
 
     def _make(self, model: PeftModel, work: Work, loras: Sequence[Factors]) -> tuple[Made, TrainingState]:
@@ -232,6 +276,7 @@ class _Run:
                 run=_digest(self.config, work.fingerprint()),
                 report=self.report,
                 log=log,
+                processes=self.processes,
             )
             return fit()
 
@@ -244,8 +289,9 @@ class _Run:
             "schema": SCHEMA,
             "config": to_dict(self.config),
             "environment": describe_environment(device),
+            "processes": self.processes.count,
             "seed": self.config.seed,
-            "split": "test",
+            "split": self.config.report_split,
             "metrics": judged.metrics,
             "intervals": judged.intervals,
             "counts": work.counts,

@@ -36,6 +36,11 @@ class Steps(ABC):
     def backward(self, loss: Tensor, kl: Tensor) -> None:
         """Add the gradients of a part of the batch; both terms come with their weights."""
 
+    def gradients(self) -> list[Tensor]:
+        """All gradients of this step so far."""
+        parameters = (parameter for group in self.groups for parameter in group["params"])
+        return [p.grad for p in {id(p): p for p in parameters}.values() if p.grad is not None]
+
     @abstractmethod
     def step(self) -> Tensor:
         """Move the parameters; returns the norm of the gradient. If that is not finite, they stay where they were."""
@@ -91,6 +96,10 @@ class SplitSteps(Steps):
         """See :class:`Steps`."""
         super().zero_grad()
         self._kl_gradients = []
+
+    def gradients(self) -> list[Tensor]:
+        """See :class:`Steps`."""
+        return [*super().gradients(), *self._kl_gradients]
 
     def backward(self, loss: Tensor, kl: Tensor) -> None:
         """See :class:`Steps`. The KL goes first: it may share a part of the loss's graph."""

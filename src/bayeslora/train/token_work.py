@@ -17,13 +17,13 @@ from bayeslora.predict.predictions import main_metrics
 from bayeslora.predict.token_predictor import TokenPredictions, TokenPredictor, read_token_predictions
 from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Reporter
-from bayeslora.tasks import SPLITS, EncodedText, ProblemTask, TokenTask
+from bayeslora.tasks import EncodedText, ProblemTask, TokenTask
 from bayeslora.tasks.boxed import require_checker
 from bayeslora.train.config import RunConfig, to_dict
 from bayeslora.train.directory import RunDirectory
 from bayeslora.train.objective import TokenObjective
 from bayeslora.train.solving import Solver, solve, solving_metrics
-from bayeslora.train.work import Judged, Work, chosen
+from bayeslora.train.work import Judged, Work, chosen, splits_of
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -165,9 +165,10 @@ class TokenWork(Work):
     def __init__(self, config: RunConfig, task: TokenTask) -> None:
         super().__init__(config)
         self._task = task
+        self.writes_as_it_judges = isinstance(task, ProblemTask) and config.prediction.solutions != 0
         _require_learnable(config, task)
         require_judgeable(config, task, config.prediction.samples)
-        for split in SPLITS:
+        for split in splits_of(config):
             task.load(split)
 
     def encode(self, loaded: LoadedModel) -> None:
@@ -178,7 +179,8 @@ class TokenWork(Work):
         self._lessons = chosen(lessons, data.max_train, "max_train")
         whole = len(self._task.load("train")) if isinstance(self._task, ProblemTask) else len(lessons)
         self._left_out = whole - len(lessons)
-        self._texts = {split: self._task.encode(split, tokenizer, data.max_tokens) for split in ("validation", "test")}
+        others = splits_of(self.config)[1:]
+        self._texts = {split: self._task.encode(split, tokenizer, data.max_tokens) for split in others}
 
     def bind(self, model: PeftModel, trunk: TrunkCache | None) -> None:
         """See :class:`Work`."""
@@ -216,8 +218,9 @@ class TokenWork(Work):
         """See :class:`Work`. Text is reported on the validation split too."""
         predictor = replace(self._predictor, calibration=calibration)
         judge = TokenJudge(self.config, self._model, self._loaded, predictor, report)
-        test = judge(self._task, "test", self._texts["test"], directory)
-        if isinstance(self._task, ProblemTask):
+        reported = self.config.report_split
+        test = judge(self._task, reported, self._texts[reported], directory)
+        if isinstance(self._task, ProblemTask) or reported == "validation":
             return test
         validation = judge(self._task, "validation", self._texts["validation"], None)
 
@@ -226,6 +229,10 @@ class TokenWork(Work):
             validation.write(directory)
 
         return replace(test, write=write, more={**test.more, "validation": {"metrics": dict(validation.metrics)}})
+
+    def length(self, example: EncodedText) -> int:
+        """See :class:`Work`."""
+        return len(example.prompt_ids) + len(example.target_ids)
 
     @property
     def counts(self) -> dict[str, Any]:

@@ -169,6 +169,13 @@ class TrainedModel:
         tuner = self.model.base_model
         return tuner if isinstance(tuner, BayesLoraModel) else None
 
+    def set_posterior_scale(self, scale: float) -> None:
+        """Multiply every standard deviation of the posterior, in this object only: nothing on disk changes."""
+        if self._tuner is None:
+            raise InputError(f"method {self.config.method!r} is an adapter of PEFT's own, which has no posterior scale")
+        self.calibration = replace(self.calibration, posterior_scale=scale)
+        self._set_scale(scale)
+
     def _set_scale(self, scale: float) -> None:
         if self._tuner is not None:
             self._tuner.posterior_scale = scale

@@ -14,6 +14,7 @@ from bayeslora.posterior import Factors, Posterior
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Reporter
+from bayeslora.tasks import SplitName
 from bayeslora.train.config import RunConfig
 from bayeslora.train.directory import RunDirectory
 from bayeslora.train.objective import Named, Objective
@@ -49,6 +50,9 @@ class Work(ABC):
     Args:
         config: the run.
     """
+
+    writes_as_it_judges = False
+    """Whether judging fills a file of the directory, which only one process can do."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -87,6 +91,10 @@ class Work(ABC):
     def judge(self, calibration: Calibration, directory: RunDirectory, report: Reporter) -> Judged:
         """Predict what the run is reported by. Work that takes long is kept in the directory as it goes on."""
 
+    @abstractmethod
+    def length(self, example: Any) -> int:
+        """Tokens that an example takes."""
+
     @property
     @abstractmethod
     def counts(self) -> dict[str, Any]:
@@ -95,6 +103,11 @@ class Work(ABC):
     @abstractmethod
     def fingerprint(self) -> list[object]:
         """The very tokens that are learnt from and chosen by."""
+
+
+def splits_of(config: RunConfig) -> tuple[SplitName, ...]:
+    """What a run reads: one that is about the validation split never sees the test split."""
+    return ("train", "validation") if config.report_split == "validation" else ("train", "validation", "test")
 
 
 def chosen(items: Sequence[T], limit: int | None, word: str) -> list[T]:

@@ -1,0 +1,60 @@
+"""The verb that searches for settings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tyro.conf import OmitArgPrefixes
+
+from bayeslora.cli.common import OfManyRuns, print_metrics
+from bayeslora.progress import reporter
+from bayeslora.train.errors import RunsFailed
+from bayeslora.tuning.config import Tuning
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tune(OfManyRuns):
+    """Search for settings that are good in ECE, NLL and accuracy at once, within constraints, on validation data alone.
+
+    Constrained Bayesian optimisation: some runs at evenly spread settings, then, again and again, those settings from which
+    a model of all outcomes expects the largest gain. The same command goes on with an interrupted search, and with more
+    --trials extends it. Needs BoTorch: pip install 'bayeslora[bo]'.
+
+        bayeslora tune --model M --task T --constraints 'acc>=lora-0.005' --trials 32 --out DIR --apply
+    """
+
+    tuning: OmitArgPrefixes[Tuning]
+    out: Path
+    """Directory for the trials, the table, the front (JSON and figure) and the chosen settings."""
+    apply: bool = False
+    """Train the chosen run, too, and evaluate it on the test split."""
+
+    def run(self) -> None:
+        """Search, with the table and the choice on stdout."""
+        from bayeslora.tuning.tune import tune
+
+        with reporter(quiet=self.quiet) as report:
+            tuned = tune(
+                self.tuning,
+                self.out,
+                data_dir=self.data_dir,
+                device=self.device,
+                workers=self.workers,
+                executor=self.executor,
+                apply=self.apply,
+                report=report,
+            )
+        if self.json:
+            record = json.loads((self.out / "tuned.json").read_text(encoding="utf-8"))
+            print(json.dumps({**record, "applied": tuned.applied}))
+        else:
+            print(tuned.text)
+            if tuned.applied is not None:
+                print(f"chosen run, test split ({self.out / 'chosen'}):")
+                print_metrics(tuned.applied["metrics"], tuned.applied["intervals"])
+            elif tuned.outcome.chosen is not None:
+                print(f"next: bayeslora train --config {self.out / 'chosen.json'} --out my-run")
+        if tuned.outcome.chosen is None:
+            raise RunsFailed(f"no trial keeps all constraints; see {self.out / 'trials.md'}")

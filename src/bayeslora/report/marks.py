@@ -1,0 +1,12 @@
+"""How things that share a panel are told apart, in greyscale and by people of any colour vision."""
+
+from __future__ import annotations
+
+# From the palette of Okabe and Ito; with the markers there is a pair of its own for up to 49 things.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+def colour_and_marker(number: int) -> tuple[str, str]:
+    """Colour and marker of the thing with this number; neighbours differ in both."""
+    return _COLOURS[number % len(_COLOURS)], _MARKERS[(number + number // len(_COLOURS)) % len(_MARKERS)]

@@ -1,0 +1,211 @@
+"""One setting of Bayesian-LoRA varied: every run that is missing is made, and all of them become a table and a figure.
+
+==============================  ==================================================================
+``TASK/runs/``                  a directory for each run, by name and seed; shared by all ablations
+``TASK/ABLATION/evaluated/``    runs evaluated with other draws or scales, or on other tasks
+``TASK/ABLATION/table.md``      mean ± standard deviation over the seeds; also as ``.tex``
+``TASK/ABLATION/table.json``    the same with every run's metrics, settings and versions
+``TASK/ABLATION/figure.png``    accuracy, NLL and calibration error against the value
+==============================  ==================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bayeslora.files import write_json
+from bayeslora.models.device import resolve_device
+from bayeslora.progress import Reporter, Silent
+from bayeslora.report.curves import Curves, curves_figure
+from bayeslora.report.table import COLUMNS, Cell, Column, Row
+from bayeslora.studies.ablation import AblationStudy
+from bayeslora.studies.ablation_plan import Jobs, Variant, make_variants, plan_jobs
+from bayeslora.studies.ablations import Ablation, find_ablation
+from bayeslora.studies.evaluated import Places
+from bayeslora.studies.pool import Executor, Settings
+from bayeslora.studies.question_sections import QuestionSection, question_section, shift_section
+from bayeslora.studies.runner import Evaluation, Runner, require_readable
+from bayeslora.studies.study import task_name
+from bayeslora.studies.tables import ABOUT_SHIFT, HOW_TO_READ, Tables
+from bayeslora.tasks import load_task
+from bayeslora.train.config import to_dict
+from bayeslora.train.directory import RunDirectory
+from bayeslora.train.environment import describe_environment
+
+EPISTEMIC = Column("epistemic", "epistemic", ranked=False)
+PARAMETERS = Column("trainable", "parameters", ranked=False, digits=0)
+
+
+@dataclass
+class Ablated:
+    """What came out.
+
+    Attributes:
+        sections: rows of each part of the table, by its title: label to metric to cell.
+        text: the whole table in Markdown.
+        failures: why runs failed, by what they were.
+        out: where table and figure lie.
+    """
+
+    sections: dict[str, dict[str, Row]]
+    text: str
+    failures: dict[str, str]
+    out: Path
+
+
+@dataclass
+class _Study:
+    ablation: Ablation
+    study: AblationStudy
+    variants: Sequence[Variant]
+    jobs: Jobs
+    seeds: Sequence[int]
+    out: Path
+    runner: Runner
+
+    def run(self) -> Ablated:
+        self.runner.run(list({job.path: job for job in self.jobs.values()}.values()))
+        own = self._places(self.study.task)
+        title = task_name(self.study.task)
+        sections = {title: self._own_section(title, own)}
+        for other in self.study.shift:
+            shifted = f"{title} → {task_name(other)}"
+            sections[shifted] = shift_section(shifted, self._places(other), own)
+        return self._write(sections)
+
+    def _places(self, task: str) -> Places:
+        """Results on a task, by row and seed. Those that are not runs of their own are made now if they are missing."""
+        wanted: dict[str, dict[int, Path]] = {variant.label: {} for variant in self.variants}
+        evaluations = []
+        for variant in self.variants:
+            for seed in self.seeds:
+                run = self.jobs[variant.label, seed].path
+                if not RunDirectory(run).result.exists():
+                    continue
+                if task == self.study.task and not variant.variation.evaluated:
+                    wanted[variant.label][seed] = run
+                    continue
+                place = self.out / "evaluated" / task_name(task) / variant.name / f"seed-{seed}"
+                wanted[variant.label][seed] = place
+                evaluations.append(
+                    Evaluation(
+                        run,
+                        task,
+                        place,
+                        label=f"{task_name(task)}, {variant.name}, seed {seed}",
+                        samples=variant.variation.samples,
+                        posterior_scale=variant.variation.posterior_scale,
+                    )
+                )
+        self.runner.evaluate(evaluations)
+        return {
+            label: {seed: path for seed, path in runs.items() if RunDirectory(path).result.exists()}
+            for label, runs in wanted.items()
+        }
+
+    def _own_section(self, title: str, places: Places) -> QuestionSection:
+        """Results on the task that was learnt, with the sizes of the adapters."""
+        section = question_section(title, places, (*COLUMNS, EPISTEMIC))
+        rows = {label: {**row, **self._size(label)} if row else row for label, row in section.rows.items()}
+        return QuestionSection((*section.columns, PARAMETERS), rows, section.found)
+
+    def _size(self, label: str) -> Row:
+        paths = (RunDirectory(self.jobs[label, seed].path) for seed in self.seeds)
+        result = next(path.read_result() for path in paths if path.result.exists())
+        return {PARAMETERS.metric: Cell((result["parameters"]["trainable"],))}
+
+    def _write(self, sections: Mapping[str, QuestionSection]) -> Ablated:
+        shown = {title: (section.rows, section.columns) for title, section in sections.items()}
+        tables = Tables(self._head(), shown, self.runner.failures, self.ablation.axis)
+        tables.write(self.out)
+        write_json(self.out / "table.json", self._record(sections))
+        curves = {title: self._curves(section.rows) for title, section in sections.items()}
+        if any(curves.values()):
+            curves_figure(
+                {title: it for title, it in curves.items() if it},
+                self.out / "figure.png",
+                axis=self.ablation.axis,
+                ticks=list(dict.fromkeys(variant.value for variant in self.variants)),
+                joined=self.ablation.ordered,
+            )
+        rows = {title: section.rows for title, section in sections.items()}
+        return Ablated(rows, tables.text, self.runner.failures, self.out)
+
+    def _curves(self, rows: Mapping[str, Row]) -> Curves:
+        """Rows by method and value, as far as there are results."""
+        found: dict[str, dict[str, Row]] = {}
+        for variant in self.variants:
+            if rows[variant.label]:
+                found.setdefault(variant.method, {})[variant.value] = rows[variant.label]
+        return found
+
+    def _head(self) -> str:
+        samples = "" if self.ablation.name == "samples" else f", {self.study.prediction.samples} weight draws"
+        head = (
+            f"Ablation {self.ablation.name}: {self.ablation.description}.\n\n"
+            f"{self.study.model}, learnt on {task_name(self.study.task)}, {len(self.seeds)} "
+            f"seed{'s' if len(self.seeds) > 1 else ''}{samples}. {HOW_TO_READ} Epistemic: mean uncertainty in the weights, in "
+            "nats. Parameters: those that are trained."
+        )
+        return f"{head} {ABOUT_SHIFT}" if self.study.shift else head
+
+    def _record(self, sections: Mapping[str, QuestionSection]) -> dict[str, Any]:
+        """Everything the table was made from, without the predictions."""
+        return {
+            "schema": 1,
+            "ablation": self.ablation.name,
+            "study": to_dict(self.study),
+            "seeds": list(self.seeds),
+            "environment": describe_environment(resolve_device(self.runner.settings.device)),
+            "variants": {variant.label: self._meaning(variant) for variant in self.variants},
+            "sections": {title: section.record for title, section in sections.items()},
+            "failures": self.runner.failures,
+        }
+
+    def _meaning(self, variant: Variant) -> dict[str, Any]:
+        """A row's run in full for the first seed, and how it is evaluated if that is what is varied."""
+        job = self.jobs[variant.label, self.seeds[0]]
+        how = {"samples": variant.variation.samples, "posterior_scale": variant.variation.posterior_scale}
+        return {
+            "config": to_dict(job.config),
+            "run": job.name,
+            "evaluated_with": {name: value for name, value in how.items() if value is not None},
+        }
+
+
+def ablate(
+    name: str,
+    study: AblationStudy,
+    out: Path,
+    *,
+    data_dir: Path | None = None,
+    device: str = "auto",
+    workers: int = 1,
+    executor: Executor = "local",
+    report: Reporter | None = None,
+) -> Ablated:
+    """Run what is missing of an ablation, and write table and figure.
+
+    Args:
+        name: one of :data:`bayeslora.studies.ablations.ABLATIONS`.
+        study: what all runs have in common.
+        out: directory for this and other ablations, which share runs.
+        data_dir: local copies of the benchmarks.
+        device: as for :func:`bayeslora.load_model`.
+        workers: runs side by side, in processes of their own.
+        executor: where they are: on this machine, or on a Ray cluster.
+        report: told how it goes.
+    """
+    ablation = find_ablation(name)
+    runner = Runner(Settings(data_dir, device), workers, executor, report or Silent())
+    variants = make_variants(ablation, study.values or ablation.values)
+    seeds = study.seeds or ablation.seeds
+    place = out / task_name(study.task)
+    jobs = plan_jobs(study, variants, seeds, place / "runs")
+    for task in (study.task, *study.shift):
+        load_task(task, data_dir)
+    require_readable((study.task, *study.shift), data_dir)
+    return _Study(ablation, study, variants, jobs, seeds, place / ablation.name, runner).run()

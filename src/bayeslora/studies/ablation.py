@@ -1,0 +1,27 @@
+"""What is varied: the settings of an ablation. Light, because the command line is made from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bayeslora.errors import InputError
+from bayeslora.studies.study import Study, require_distinct, require_distinct_tasks, task_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationStudy(Study):
+    """One setting of Bayesian-LoRA varied on one task, everything else being equal."""
+
+    task: str
+    """Task to learn, by name or by the path of your own questions."""
+    values: tuple[str, ...] = ()
+    """Values to try; the ablation's own by default."""
+    seeds: tuple[int, ...] = ()
+    """One run each for every value; 0 1 2 by default, and ten of them for the ablation seeds."""
+
+    def __post_init__(self) -> None:
+        require_distinct("values", self.values)
+        require_distinct("seeds", self.seeds)
+        require_distinct_tasks(self.shift)
+        if task_name(self.task) in map(task_name, self.shift):
+            raise InputError(f"shift names {task_name(self.task)!r}, the task that is learnt; name others")

@@ -1,0 +1,74 @@
+"""Which rows an ablation has, which runs they are made from, and where those lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bayeslora.studies.ablation import AblationStudy
+from bayeslora.studies.ablations import BASE, Ablation, Variation, with_method
+from bayeslora.studies.plan import Job
+from bayeslora.train.config import RunConfig, resolve
+
+Jobs = Mapping[tuple[str, int], Job]
+"""Runs by the label of a row and seed; rows may share one."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row of the table.
+
+    Attributes:
+        label: in the table.
+        method: which is varied.
+        value: of what is varied.
+        variation: what the value means.
+        name: of directories.
+    """
+
+    label: str
+    method: str
+    value: str
+    variation: Variation
+    name: str
+
+    def config(self, study: AblationStudy, seed: int) -> RunConfig:
+        """Its run, resolved."""
+        return resolve(self.variation.change(_plain(study, self.method, seed)))
+
+
+def make_variants(ablation: Ablation, values: Sequence[str]) -> list[Variant]:
+    """All rows, those of a method together. Values that the ablation does not take are refused."""
+    several = len(ablation.methods) > 1
+    found = []
+    for method in ablation.methods:
+        for value in values:
+            variation = ablation.variation(value)
+            label = f"{value} ({variation.note})" if variation.note else value
+            if several:
+                label = f"{method}, {label}"
+            name = f"{ablation.name}-{method}-{value}" if several else f"{ablation.name}-{value}"
+            found.append(Variant(label, method, value, variation, name))
+    return found
+
+
+def plan_jobs(study: AblationStudy, variants: Sequence[Variant], seeds: Sequence[int], runs: Path) -> Jobs:
+    """The run of every row and seed.
+
+    Some value of most ablations is the default. Those runs lie under the name of their method, where all ablations in the
+    same directory find them.
+    """
+    jobs = {}
+    for seed in seeds:
+        defaults = {method: resolve(_plain(study, method, seed)) for method in ("lora", BASE)}
+        for variant in variants:
+            config = variant.config(study, seed)
+            name = next((method for method, default in defaults.items() if default == config), variant.name)
+            jobs[variant.label, seed] = Job(config, runs / name / f"seed-{seed}", name=name)
+    return jobs
+
+
+def _plain(study: AblationStudy, method: str, seed: int) -> RunConfig:
+    """A method as the study has it, before anything is varied."""
+    return with_method(method)(study.run(study.task, BASE, seed))

@@ -1,0 +1,84 @@
+"""Runs on a Ray cluster. Their files are the results, so all nodes must see the study's directory under the same path.
+
+Ray starts a run again elsewhere when its process or its node dies. There it goes on from its checkpoint, like any run that
+was interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from bayeslora.errors import InputError
+from bayeslora.studies.plan import Job
+from bayeslora.studies.pool import Settings, Worker
+
+RETRIES = 3
+"""How many times a run is started again after its process or its node has died."""
+
+_workers: dict[Settings, Worker] = {}
+
+
+def in_ray(jobs: Sequence[Job], settings: Settings, workers: int) -> Iterator[tuple[Job, str | None]]:
+    """Jobs as they end, at most ``workers`` at a time, with why they failed if they did.
+
+    The cluster is the one that ``RAY_ADDRESS`` names, or this machine. Each run takes a CPU, and a GPU if it is to use one.
+    """
+    ray = _ray()
+    task = ray.remote(_run).options(num_cpus=1, num_gpus=_gpus(settings), max_retries=RETRIES)
+    waiting = [_absolute(job) for job in reversed(jobs)]
+    running: dict[Any, Job] = {}
+    given = {made.path: job for made, job in zip(reversed(waiting), jobs, strict=True)}
+    while waiting or running:
+        while waiting and len(running) < workers:
+            job = waiting.pop()
+            running[task.remote(job, settings)] = job
+        (done, *_), _ = ray.wait(list(running), num_returns=1)
+        job = running.pop(done)
+        try:
+            failure = ray.get(done)
+        except ray.exceptions.RayError as error:
+            failure = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        yield given[job.path], failure
+
+
+def _ray() -> Any:
+    """Ray, connected to the cluster."""
+    if importlib.util.find_spec("ray") is None:
+        raise InputError("executor 'ray' needs ray; run: pip install 'bayeslora[cluster]'")
+    import ray
+
+    if not ray.is_initialized():
+        address = os.environ.get("RAY_ADDRESS")
+        try:
+            ray.init(address=address, log_to_driver=False, include_dashboard=False if address is None else None)
+        except (ConnectionError, ValueError) as error:
+            raise InputError(
+                f"no Ray cluster answers at RAY_ADDRESS={address}: {error}; start one (ray start --head), or unset it for this "
+                "machine"
+            ) from error
+    return ray
+
+
+def _gpus(settings: Settings) -> int:
+    """How many a run takes; with ``auto`` that is one if the cluster has any."""
+    import ray
+
+    wanted = settings.device.startswith("cuda") or (settings.device == "auto" and "GPU" in ray.cluster_resources())
+    return int(wanted)
+
+
+def _absolute(job: Job) -> Job:
+    """A worker has another working directory."""
+    return replace(job, path=job.path.absolute(), needs=tuple(path.absolute() for path in job.needs))
+
+
+def _run(job: Job, settings: Settings) -> str | None:
+    """Run it in a worker's process, which keeps the base model for the next one."""
+    if settings not in _workers:
+        _workers.clear()
+        _workers[settings] = Worker(settings)
+    return _workers[settings](job)

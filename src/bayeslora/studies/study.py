@@ -1,0 +1,67 @@
+"""What the runs of every study have in common. Light, because the command line is made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bayeslora.errors import InputError
+from bayeslora.train.config import (
+    AdapterConfig,
+    DataConfig,
+    ModelConfig,
+    PredictionConfig,
+    RunConfig,
+    TrainingConfig,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Settings that are the same for all runs."""
+
+    model: str
+    """smollm2, a directory, or a hub id such as org/model."""
+    shift: tuple[str, ...] = ()
+    """Tasks on whose test split every run is evaluated as well, without being trained on them."""
+    data: DataConfig = field(default_factory=DataConfig)
+    loading: ModelConfig = field(default_factory=ModelConfig)
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    prediction: PredictionConfig = field(default_factory=PredictionConfig)
+
+    def run(self, task: str, method: str, seed: int, preset: str = "default") -> RunConfig:
+        """One of the runs, before the method's preset is filled in."""
+        return RunConfig(
+            model=self.model,
+            task=task,
+            method=method,
+            preset=preset,
+            seed=seed,
+            data=self.data,
+            loading=self.loading,
+            adapter=self.adapter,
+            training=self.training,
+            prediction=self.prediction,
+        )
+
+
+def task_name(task: str) -> str:
+    """A task's name, also where it was given as a path."""
+    from bayeslora.tasks import TASKS
+
+    return task if task in TASKS else Path(task).stem
+
+
+def require_distinct(name: str, values: Sequence[object]) -> None:
+    """Refuse an option that names the same thing twice."""
+    if len(set(values)) < len(values):
+        raise InputError(f"{name} names one twice ({', '.join(map(str, values))}); give each once")
+
+
+def require_distinct_tasks(tasks: Sequence[str]) -> None:
+    """Refuse tasks whose results would lie in the same place."""
+    names = [task_name(task) for task in tasks]
+    if len(set(names)) < len(names):
+        raise InputError(f"two tasks have the same name ({', '.join(names)}); rename a file")

@@ -1,0 +1,58 @@
+"""The tables of a study, in Markdown and LaTeX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bayeslora.files import replacing
+from bayeslora.report.table import DAGGER, Column, Row, latex, markdown
+from bayeslora.studies.evaluated import SIGNIFICANT
+
+HOW_TO_READ = (
+    f"ACC and ECE in per cent; mean ± standard deviation over seeds; {DAGGER}: the paired bootstrap over questions cannot "
+    f"tell it from the best (p ≥ {SIGNIFICANT})."
+)
+ABOUT_SHIFT = (
+    "A → B: learnt on A, evaluated on B. AUROC: how well the uncertainty tells questions of B from those of A (0.5 is not at "
+    f"all); it has no {DAGGER}."
+)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Tables under one heading.
+
+    Attributes:
+        head: what is to be known about all of them.
+        sections: rows and columns by title.
+        failures: why runs failed, by what they were.
+        what: above the names of the rows.
+    """
+
+    head: str
+    sections: Mapping[str, tuple[Mapping[str, Row], Sequence[Column]]]
+    failures: Mapping[str, str]
+    what: str = "method"
+
+    @property
+    def text(self) -> str:
+        """Everything in Markdown."""
+        tables = (f"## {title}\n\n{markdown(*table, self.what)}" for title, table in self.sections.items())
+        parts = [self.head, *tables]
+        if self.failures:
+            parts.append("## Failed\n\n" + "\n".join(f"- {what}: {why}" for what, why in self.failures.items()))
+        return "\n\n".join(parts) + "\n"
+
+    def write(self, out: Path) -> None:
+        """``table.md`` and ``table.tex``."""
+        out.mkdir(parents=True, exist_ok=True)
+        _write_text(out / "table.md", self.text)
+        tables = (f"% {title}\n{latex(*table, self.what)}" for title, table in self.sections.items())
+        _write_text(out / "table.tex", "\n\n".join(tables) + "\n")
+
+
+def _write_text(path: Path, text: str) -> None:
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")

@@ -1,0 +1,193 @@
+"""What a run will take, before it is begun: parameters, memory, steps and time, with no weight loaded.
+
+The model is built on torch's ``meta`` device, where tensors have shapes and no contents. A real training step on it tells
+what the backward pass would keep.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bayeslora.adapter.base import find_any_holder
+from bayeslora.errors import InputError
+from bayeslora.models.device import resolve_device, resolve_dtype
+from bayeslora.models.load import load_empty
+from bayeslora.train.config import RunConfig, resolve
+from bayeslora.train.objective import Named
+from bayeslora.train.run import adapt, open_work
+from bayeslora.train.work import Work
+
+ADAM_BYTES = 16
+"""Of every trained scalar: itself, its gradient and two moments, in float32."""
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run will take on one device.
+
+    Attributes:
+        parameters: of the base model.
+        active_parameters: of those, how many a token passes through.
+        trainable: of the adapter.
+        base_bytes: the frozen weights.
+        trained_bytes: adapter, gradients and the optimiser's state.
+        activation_bytes: what the backward pass of the largest batch keeps.
+        steps: of the optimiser, if training does not end early.
+        tokens: computed in all of them.
+        flops: of all steps, forward and backward.
+        seconds: at the speed assumed.
+        tflops: that speed.
+    """
+
+    parameters: int
+    active_parameters: int
+    trainable: int
+    base_bytes: int
+    trained_bytes: int
+    activation_bytes: int
+    steps: int
+    tokens: int
+    flops: float
+    seconds: float
+    tflops: float
+
+    @property
+    def bytes(self) -> int:
+        """All of the memory."""
+        return self.base_bytes + self.trained_bytes + self.activation_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures by name."""
+        return {**asdict(self), "bytes": self.bytes}
+
+    def __str__(self) -> str:
+        minutes = self.seconds / 60
+        time = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+        return "\n".join(
+            [
+                f"base model     {self.parameters / 1e9:.2f} billion parameters"
+                + (
+                    f", {self.active_parameters / 1e9:.2f} for each token"
+                    if self.active_parameters < self.parameters
+                    else ""
+                ),
+                f"adapter        {self.trainable / 1e6:.2f} million parameters",
+                f"memory         {self.bytes / GIB:.1f} GiB: base {self.base_bytes / GIB:.1f}, adapter with its optimiser "
+                f"{self.trained_bytes / GIB:.2f}, activations of the largest batch {self.activation_bytes / GIB:.1f}",
+                f"steps          {self.steps} at most, {self.tokens / 1e6:.2f} million tokens",
+                f"time           about {time} of training at {self.tflops:g} TFLOP/s; evaluation comes on top",
+            ]
+        )
+
+
+def estimate(
+    config: RunConfig, data_dir: Path | None = None, *, device: str = "auto", tflops: float = 300.0
+) -> Estimate:
+    """What a run will take on one device; ``tflops`` is the speed that it really reaches there."""
+    if not tflops > 0:
+        raise InputError(f"tflops is {tflops}; give a number above 0")
+    config = resolve(config)
+    work = open_work(config, data_dir)
+    precision = resolve_dtype(config.loading.dtype, resolve_device(device))
+    loaded = load_empty(config.model, precision, config.loading.revision)
+    base = loaded.model
+    parameters = sum(p.numel() for p in _once(base))
+    idle = _idle_parameters(base)
+    width = config.loading.bits / 8 if config.loading.bits else precision.itemsize
+    work.encode(loaded)
+    model = adapt(loaded, config)
+    if config.training.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    work.bind(model, None)
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    epochs, size = config.training.epochs or 1, config.training.batch_size or 1
+    tokens = sum(map(work.length, work.examples)) * epochs
+    passes = (
+        3 if config.training.gradient_checkpointing else 2
+    )  # forward, back through the inputs, and forward once more
+    flops = 2.0 * passes * (parameters - idle) * tokens
+    return Estimate(
+        parameters=parameters,
+        active_parameters=parameters - idle,
+        trainable=trainable,
+        base_bytes=math.ceil(parameters * width),
+        trained_bytes=ADAM_BYTES * trainable,
+        activation_bytes=_kept(model, work, _largest_batch(work, config.training.micro_batch or size)),
+        steps=math.ceil(len(work.examples) / size) * epochs,
+        tokens=tokens,
+        flops=flops,
+        seconds=flops / (tflops * 1e12),
+        tflops=tflops,
+    )
+
+
+def _largest_batch(work: Work, size: int) -> Sequence[Named]:
+    """The longest examples: no batch can take more."""
+    return sorted(work.examples, key=work.length, reverse=True)[:size]
+
+
+def _kept(model: nn.Module, work: Work, batch: Sequence[Named]) -> int:
+    """Bytes that a training step keeps for its backward pass, the weights not counted."""
+    weights = {p.untyped_storage()._cdata for p in model.parameters()}
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.setdefault(tensor.untyped_storage()._cdata, tensor)
+        return tensor
+
+    model.train()
+    find_any_holder(model).draw(1)
+    with _lean_attention(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        work.objective.losses(batch, 1)
+    return sum(t.untyped_storage().nbytes() for key, t in kept.items() if key not in weights)
+
+
+class _Attention(torch.autograd.Function):
+    """Attention as the kernels of a GPU do it: inputs and output are kept, and no matrix of tokens times tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        output = query.new_empty((*query.shape[:-1], value.shape[-1]))
+        ctx.save_for_backward(query, key, value, output)
+        return output
+
+
+@contextmanager
+def _lean_attention() -> Iterator[None]:
+    """Inside the block torch's attention is that of a GPU; on ``meta`` it would be the plain formula."""
+    own = F.scaled_dot_product_attention
+
+    def attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return _Attention.apply(query, key, value)
+
+    F.scaled_dot_product_attention = attention
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = own
+
+
+def _once(model: nn.Module) -> list[nn.Parameter]:
+    """Parameters, tied ones counted once."""
+    return list({id(p): p for p in model.parameters()}.values())
+
+
+def _idle_parameters(model: nn.Module) -> int:
+    """Parameters of experts that a token does not pass through."""
+    config: Any = model.config
+    experts, used = getattr(config, "num_experts", None), getattr(config, "num_experts_per_tok", None)
+    if not experts or not used:
+        return 0
+    total = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    return round(total * (1.0 - used / experts))

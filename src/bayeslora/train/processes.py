@@ -1,0 +1,110 @@
+"""Several processes that train one adapter: who learns from what, and what they tell each other.
+
+A launcher (``accelerate launch``, ``torchrun``) starts them. Every process has the whole posterior and makes the same draws.
+The examples of a step are divided, and gradients are added up: the step is that of one process with all examples. The base
+model is frozen, so nothing of it is ever sent, unless it is sharded (FSDP2), where layers are gathered when they are used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed
+from torch import Tensor, nn
+
+from bayeslora.adapter.base import Holder
+from bayeslora.adapter.fan import Stack
+from bayeslora.errors import InputError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among those that train together; by default it is alone.
+
+    Attributes:
+        rank: its number.
+        count: how many there are.
+        device: where its model belongs, if the launcher has a say in that.
+    """
+
+    rank: int = 0
+    count: int = 1
+    device: str | None = None
+
+    @classmethod
+    def join(cls, device: str = "auto") -> Processes:
+        """Those that a launcher has started, or this one alone."""
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return cls()
+        if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
+            raise InputError(
+                "DeepSpeed needs a trainer: use bayeslora.train.trainer (docs/distributed.md), or a config for DDP or FSDP here"
+            )
+        from accelerate import PartialState
+
+        state = PartialState(cpu=device == "cpu")
+        return cls(state.process_index, state.num_processes, str(state.device))
+
+    @property
+    def main(self) -> bool:
+        """Whether this one writes files and reports."""
+        return self.rank == 0
+
+    def agree(self, decide: Callable[[], T]) -> T:
+        """What the main process decides, told to all. What it raises ends all of them, as the launcher sees to it."""
+        if self.count == 1:
+            return decide()
+        told: list[Any] = [decide() if self.main else None]
+        torch.distributed.broadcast_object_list(told, device=torch.device(self.device or "cpu"))
+        decided: T = told[0]
+        return decided
+
+    def share(self, examples: Sequence[T]) -> tuple[list[T], list[float]]:
+        """The examples of this process, and how much each counts.
+
+        All get as many, since sharded layers are gathered by all at once: where there are not enough, one stands in that
+        does not count.
+        """
+        size = -(-len(examples) // self.count)
+        mine = list(examples[self.rank :: self.count])
+        missing = size - len(mine)
+        return [*mine, *[examples[0]] * missing], [1.0] * len(mine) + [0.0] * missing
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors by their sums over all processes, in one message."""
+        if self.count == 1 or not tensors:
+            return
+        joined = torch.cat([tensor.detach().float().flatten() for tensor in tensors])
+        torch.distributed.all_reduce(joined)
+        for tensor, total in zip(tensors, joined.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.detach().copy_(total.view_as(tensor))
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the launcher was told to shard the base model."""
+        return self.count > 1 and os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+
+    def shard(self, model: nn.Module, holder: Holder) -> None:
+        """Spread the base model over the processes, layer by layer; the posterior stays whole in each of them."""
+        if not self.sharded:
+            return
+        if os.environ.get("FSDP_VERSION", "1") != "2":
+            raise InputError("FSDP 1 cannot leave the posterior whole; set fsdp_version: 2 in accelerate's config")
+        from torch.distributed.fsdp import fully_shard
+
+        stack = Stack.find(model, holder.layer_names)
+        if stack is None:
+            raise InputError(
+                "the adapted modules are not in one list of layers, so the model cannot be sharded by layers"
+            )
+        whole = set(holder.parameters())
+        for layer in stack.layers:
+            fully_shard(layer, ignored_params=whole)
+        fully_shard(model, ignored_params=whole)
+        holder.to(self.device)

@@ -1,0 +1,74 @@
+"""What is tuned: the settings of a search. Light, because the command line is made from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tyro.conf import OmitArgPrefixes
+
+from bayeslora.errors import InputError
+from bayeslora.train.config import RunConfig
+from bayeslora.tuning.constraints import Constraint, parse_constraint
+from bayeslora.tuning.space import Axis, parse_axis
+
+OBJECTIVES = {"ece": 1.0, "nll": 1.0, "acc": -1.0}
+"""What is minimised: these outcomes on the validation split, times their factors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """A search for the settings of one method on one task."""
+
+    run: OmitArgPrefixes[RunConfig]
+    search: tuple[str, ...] = ("learning_rate=1e-4:1e-2:log", "weight_decay=1e-4:1e-1:log")
+    """Settings to search, each NAME=LOW:HIGH or NAME=LOW:HIGH:log: any number that train can be told, such as kl_beta or
+    rank, or settings.NAME and rate_multipliers.NAME. Whole numbers stay whole."""
+    constraints: tuple[str, ...] = ()
+    """What a run must keep to, each in quotes: 'acc>=lora-0.005', 'train_seconds<=600', 'nll<=1.2'. A bound with lora is
+    relative to a LoRA that is trained first with the same settings."""
+    trials: int = 32
+    """Runs in all. The same command with more goes on searching."""
+    start: int | None = None
+    """Runs at evenly spread points (Sobol) before the first model; by default twice the number of settings, plus two."""
+    q: int = 1
+    """Points that are chosen at once, to be run side by side with --workers."""
+    feasibility: Literal["mc", "pof"] = "mc"
+    """How constraints weigh on the expected gain: mc inside the expectation, pof by the probability of keeping them."""
+
+    def __post_init__(self) -> None:
+        names = [axis.name for axis in self.axes]
+        if not names:
+            raise InputError("search is empty; name at least one setting, such as learning_rate=1e-4:1e-2:log")
+        if len(set(names)) < len(names):
+            raise InputError(f"search names one twice ({', '.join(names)}); give each once")
+        if self.feasibility not in ("mc", "pof"):
+            raise InputError(f"feasibility is {self.feasibility!r}; choose mc, pof")
+        for name, least in (("start", 2), ("q", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InputError(f"{name} is {value}; give at least {least}")
+        if self.trials < self.first:
+            raise InputError(
+                f"trials is {self.trials}, but {self.first} are needed to start with; give at least as many, or a smaller start"
+            )
+        if self.run.report_split != "test":
+            raise InputError(
+                "report_split is not for tune, whose runs are always about the validation split; leave it out"
+            )
+        _ = self.limits
+
+    @property
+    def axes(self) -> list[Axis]:
+        """The settings that are searched."""
+        return [parse_axis(text) for text in self.search]
+
+    @property
+    def limits(self) -> list[Constraint]:
+        """The constraints."""
+        return [parse_constraint(text) for text in self.constraints]
+
+    @property
+    def first(self) -> int:
+        """How many trials are at evenly spread points."""
+        return 2 * len(self.search) + 2 if self.start is None else self.start

@@ -1,0 +1,107 @@
+"""The log of a search: every trial as soon as it is planned, and again when it has ended.
+
+What comes next follows from the log alone, so a search that was killed goes on as if it had not been.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from bayeslora.errors import InputError
+from bayeslora.files import write_json
+from bayeslora.train.config import differences, from_dict, to_dict
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a search.
+
+    Attributes:
+        number: from 0 on.
+        source: what chose it: the ``sobol`` sequence or the ``model``.
+        values: the settings that are searched.
+        state: ``planned``, ``done`` or ``failed``.
+        outcomes: what came out, on the validation split.
+        failure: why it failed.
+    """
+
+    number: int
+    source: Literal["sobol", "model"]
+    values: Mapping[str, float]
+    state: Literal["planned", "done", "failed"] = "planned"
+    outcomes: Mapping[str, float] = field(default_factory=dict)
+    failure: str = ""
+
+    def path(self, out: Path) -> Path:
+        """The directory of its run."""
+        return out / "runs" / f"trial-{self.number:03d}"
+
+
+class Log:
+    """The trials so far, in a file that is always whole."""
+
+    def __init__(self, path: Path, study: Mapping[str, Any], trials: Sequence[Trial] = ()) -> None:
+        self.path = path
+        self.study = dict(study)
+        self.trials = list(trials)
+
+    def plan(self, trials: Iterable[Trial]) -> None:
+        """Add trials that are to be run."""
+        self.trials.extend(trials)
+        self._write()
+
+    def done(self, number: int, outcomes: Mapping[str, float]) -> None:
+        """A trial has ended well."""
+        self._end(replace(self.trials[number], state="done", outcomes=outcomes))
+
+    def failed(self, number: int, failure: str) -> None:
+        """A trial has failed."""
+        self._end(replace(self.trials[number], state="failed", failure=failure))
+
+    @property
+    def planned(self) -> list[Trial]:
+        """Trials that have not ended."""
+        return [trial for trial in self.trials if trial.state == "planned"]
+
+    def _end(self, trial: Trial) -> None:
+        self.trials[trial.number] = trial
+        self._write()
+
+    def _write(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self.path, {"schema": SCHEMA, "study": self.study, "trials": [asdict(it) for it in self.trials]})
+
+
+def open_log(path: Path, study: Mapping[str, Any]) -> Log:
+    """The log of a search in its directory, empty if there is none. That of another search is refused."""
+    if not path.exists():
+        strangers = (
+            sorted(it.name for it in path.parent.iterdir() if it.name != ".lock") if path.parent.exists() else []
+        )
+        if strangers:
+            raise InputError(
+                f"{path.parent}: is not empty ({strangers[0]}, ...) and holds no search; choose another directory"
+            )
+        return Log(path, study)
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        trials = [Trial(**trial) for trial in record["trials"]]
+        lines = _differences(study, record["study"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: is no log of a search ({error}); restore it, or choose another directory") from error
+    if lines:
+        raise InputError(f"{path.parent}: holds another search ({'; '.join(lines[:3])}); choose another directory")
+    return Log(path, study, trials)
+
+
+def _differences(mine: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """What makes it another search: anything but how long it goes on and how many trials it chooses at once."""
+    saved = to_dict(from_dict(other["run"]))  # settings that it does not have yet are at their defaults
+    own, theirs = ({name: it[name] for name in it if name not in ("run", "trials", "q")} for it in (mine, other))
+    return [*differences(mine["run"], saved), *differences(own, theirs)]

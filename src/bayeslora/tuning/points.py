@@ -1,0 +1,14 @@
+"""Points that fill the unit cube evenly: where a search starts."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from bayeslora.tuning.front import Floats
+
+
+def sobol(dimension: int, first: int, count: int, seed: int) -> Floats:
+    """Points ``[count, D]`` of a scrambled Sobol sequence, from the given one on; each depends on its number alone."""
+    engine = torch.quasirandom.SobolEngine(dimension, scramble=True, seed=seed % 2**31)
+    return np.asarray(engine.fast_forward(first).draw(count, dtype=torch.double).numpy())

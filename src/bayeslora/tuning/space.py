@@ -1,0 +1,142 @@
+"""What is searched: numeric settings of a run, each between two bounds, on a linear or a logarithmic scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, get_args, get_type_hints
+
+from bayeslora.errors import InputError, did_you_mean
+from bayeslora.train.config import RunConfig, resolve
+
+Values = Mapping[str, float]
+"""Settings by name; whole numbers where a setting is one."""
+
+_MAPPINGS = {"settings": "adapter", "rate_multipliers": "training"}
+"""Settings that are named ``settings.NAME`` here, and the part of a run they belong to."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A setting with its bounds."""
+
+    name: str
+    low: float
+    high: float
+    log: bool = False
+
+    def at(self, share: float) -> float:
+        """The value at a share of the way from ``low`` to ``high``; the ends exactly."""
+        if share in (0.0, 1.0):
+            return self.high if share else self.low
+        if self.log:
+            return math.exp(math.log(self.low) + share * math.log(self.high / self.low))
+        return self.low + share * (self.high - self.low)
+
+    def share(self, value: float) -> float:
+        """Where a value lies between the bounds: 0 at ``low``, 1 at ``high``."""
+        if self.log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+
+def parse_axis(text: str) -> Axis:
+    """``NAME=LOW:HIGH``, or ``NAME=LOW:HIGH:log``."""
+    name, _, bounds = text.partition("=")
+    low, high, *scale = bounds.split(":") if bounds.count(":") in (1, 2) else ("", "")
+    try:
+        axis = Axis(name.replace("-", "_"), float(low), float(high), scale == ["log"])
+    except ValueError:
+        axis = None
+    if axis is None or not name or scale not in ([], ["log"], ["linear"]):
+        raise InputError(
+            f"search has {text!r}; give NAME=LOW:HIGH or NAME=LOW:HIGH:log, such as learning_rate=1e-4:1e-2:log"
+        )
+    if not (math.isfinite(axis.low) and math.isfinite(axis.high) and axis.low < axis.high):
+        raise InputError(f"search has {text!r}; give a lower bound that is below the upper one")
+    if axis.log and axis.low <= 0:
+        raise InputError(f"search has {text!r}; a logarithmic scale needs bounds above 0")
+    return axis
+
+
+class Space:
+    """The settings that are searched, around a run that says everything else."""
+
+    def __init__(self, axes: Sequence[Axis], run: RunConfig) -> None:
+        self.axes, self.run = axes, run
+        self._whole = {axis.name: _is_whole(axis.name, run) for axis in axes}
+        for end in (0.0, 1.0):
+            self.config(self.values([end] * len(axes)))  # bounds that a run does not allow are refused now
+
+    def values(self, point: Sequence[float]) -> dict[str, float]:
+        """The settings at a point of the unit cube; settings that are whole numbers are rounded."""
+        found = {axis.name: axis.at(float(share)) for axis, share in zip(self.axes, point, strict=True)}
+        return {name: round(value) if self._whole[name] else value for name, value in found.items()}
+
+    def point(self, values: Values) -> list[float]:
+        """Where settings lie in the unit cube."""
+        return [axis.share(values[axis.name]) for axis in self.axes]
+
+    def config(self, values: Values) -> RunConfig:
+        """The run with these settings, resolved."""
+        config = self.run
+        for name, value in values.items():
+            config = _with(config, name, value)
+        return resolve(config)
+
+
+def _with(config: RunConfig, name: str, value: float) -> RunConfig:
+    """The run with one setting changed."""
+    mapping, _, key = name.partition(".")
+    part = _MAPPINGS[mapping] if key else _parts()[name]
+    old = getattr(config, part)
+    new = {**(getattr(old, mapping) or {}), key: value} if key else value
+    return replace(config, **{part: replace(old, **{mapping: new})})
+
+
+def _is_whole(name: str, run: RunConfig) -> bool:
+    """Whether a setting is a whole number; refused if it is no number at all."""
+    mapping, _, key = name.partition(".")
+    if not key:
+        if name not in _parts():
+            known = [*_parts(), *(f"{it}.NAME" for it in _MAPPINGS)]
+            raise InputError(f"search names {name!r}{did_you_mean(name, known)}; choose among {', '.join(known)}")
+        return int in _kinds()[name]
+    if mapping not in _MAPPINGS:
+        raise InputError(f"search names {name!r}; before the point there may be {' or '.join(_MAPPINGS)}")
+    known_values: Mapping[str, Any] = getattr(getattr(resolve(run), _MAPPINGS[mapping]), mapping)
+    if mapping == "settings" and not _is_number(known_values.get(key)):
+        numbers = [it for it, value in known_values.items() if _is_number(value)]
+        hint = did_you_mean(key, numbers)
+        raise InputError(
+            f"search names {name!r}{hint}; numbers among the settings of method {run.method!r} are "
+            f"{', '.join(numbers) or 'none'}"
+        )
+    return isinstance(known_values.get(key), int)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _parts() -> dict[str, str]:
+    """The numeric settings of a run, and the part of it each belongs to."""
+    return {name: part for part, name, _ in _numbers()}
+
+
+def _kinds() -> dict[str, tuple[Any, ...]]:
+    return {name: kinds for _, name, kinds in _numbers()}
+
+
+def _numbers() -> Iterator[tuple[str, str, tuple[Any, ...]]]:
+    """Part, name and types of every field that holds a number, or nothing until the preset fills it in."""
+    for part in fields(RunConfig):
+        kind: Any = part.default_factory
+        if not is_dataclass(kind):
+            continue
+        hints = get_type_hints(kind)
+        for field in fields(kind):
+            kinds = get_args(hints[field.name]) or (hints[field.name],)
+            if set(kinds) <= {int, float, type(None)}:
+                yield part.name, field.name, kinds

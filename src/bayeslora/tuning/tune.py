@@ -1,0 +1,229 @@
+"""A search, from settings to a chosen run: trials are planned, logged and run until there are enough of them.
+
+====================  ==============================================================
+``trials.json``       the log: every trial with its settings and outcomes
+``trials.md``         the same as a table
+``runs/trial-K/``     the run of each trial, about the validation split
+``baseline/``         LoRA's run, if a constraint is relative to it
+``tuned.json``        the Pareto set, the chosen trial, hypervolumes, versions
+``chosen.json``       settings of the chosen run, for ``bayeslora train --config``
+``pareto.png``        the front
+``chosen/``           the chosen run, trained and evaluated on the test split, if wanted
+====================  ==============================================================
+
+No trial sees the test split.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from bayeslora.errors import InputError
+from bayeslora.methods import find_method
+from bayeslora.models.device import resolve_device
+from bayeslora.predict.trunk import TrunkCache
+from bayeslora.progress import Reporter, Silent
+from bayeslora.studies.plan import Job
+from bayeslora.studies.pool import Executor, Settings, run_jobs
+from bayeslora.tasks import load_task
+from bayeslora.train.config import RunConfig, to_dict
+from bayeslora.train.directory import RunDirectory
+from bayeslora.train.errors import RunsFailed
+from bayeslora.train.run import Place, load_base, train
+from bayeslora.tuning.config import Tuning
+from bayeslora.tuning.constraints import BASELINE, outcomes_of
+from bayeslora.tuning.front import Floats
+from bayeslora.tuning.log import Log, Trial, open_log
+from bayeslora.tuning.outcome import SHOWN, Outcome, chosen_run, describe, write_outcome
+from bayeslora.tuning.points import sobol
+from bayeslora.tuning.space import Space
+
+_SPARE = 64
+"""Points that are looked at for one that was not tried yet."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What came out.
+
+    Attributes:
+        outcome: the trials, the front, the chosen one.
+        text: what to tell about it.
+        applied: the result of the chosen run on the test split, if it was trained.
+    """
+
+    outcome: Outcome
+    text: str
+    applied: Mapping[str, Any] | None = None
+
+
+def tune(
+    tuning: Tuning,
+    out: Path,
+    *,
+    data_dir: Path | None = None,
+    device: str = "auto",
+    workers: int = 1,
+    executor: Executor = "local",
+    apply: bool = False,
+    report: Reporter | None = None,
+) -> Tuned:
+    """Search, or go on with a search, and choose.
+
+    Args:
+        tuning: what is searched.
+        out: directory of everything.
+        data_dir: local copies of the benchmarks.
+        device: as for :func:`bayeslora.load_model`.
+        workers: runs side by side, in processes of their own.
+        executor: where they are: on this machine, or on a Ray cluster.
+        apply: train the chosen run and evaluate it on the test split.
+        report: told how it goes.
+    """
+    if importlib.util.find_spec("botorch") is None:
+        raise InputError("tuning needs BoTorch, which is not installed; run: pip install 'bayeslora[bo]'")
+    if workers < 1:
+        raise InputError(f"workers is {workers}; give at least 1")
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out}: is a file; choose a directory")
+    load_task(tuning.run.task, data_dir)
+    space = Space(tuning.axes, replace(tuning.run, report_split="validation"))
+    open_log(out / "trials.json", to_dict(tuning))  # another search is refused before anything is written
+    place = Place(data_dir=data_dir, device=device, report=report or Silent(), trunk=TrunkCache())
+    if any(axis.name == "weight_decay" for axis in tuning.axes) and not _decays(tuning.run):
+        place.report.say(
+            f"note: method {tuning.run.method!r} has no point estimates here, so weight_decay changes nothing"
+        )
+    with RunDirectory(out).locked():
+        log = open_log(out / "trials.json", to_dict(tuning))
+        search = _Search(tuning, space, out, log, place, workers, executor)
+        outcome = search.run()
+        write_outcome(outcome, space, out, resolve_device(device))
+        config, applied = chosen_run(outcome, space), None
+        if apply and config is not None:
+            place.report.say("the chosen run, for the test split:")
+            applied = search.train(config, out / "chosen")
+    return Tuned(outcome, describe(outcome), applied)
+
+
+class _Search:
+    def __init__(
+        self, tuning: Tuning, space: Space, out: Path, log: Log, place: Place, workers: int, executor: Executor
+    ) -> None:
+        self.tuning, self.space, self.out, self.log = tuning, space, out, log
+        self.place, self.workers, self.executor, self.report = place, workers, executor, place.report
+
+    def run(self) -> Outcome:
+        baseline = self._baseline()
+        while True:
+            self._run(self.log.planned)
+            outcome = Outcome(self.tuning, tuple(self.log.trials), baseline)
+            new = self._next(outcome)
+            if not new:
+                return outcome
+            self.log.plan(new)
+
+    def train(self, config: RunConfig, path: Path) -> dict[str, Any]:
+        """One run in this process, with the base model that is loaded already."""
+        if self.place.loaded is None and not RunDirectory(path).result.exists():
+            self.place = replace(self.place, loaded=load_base(config, self.place.device))
+        return train(config, path, self.place)
+
+    def _baseline(self) -> dict[str, float]:
+        """LoRA with the settings that are not searched, at its own learning rate, if a constraint asks for it."""
+        if not any(limit.relation for limit in self.tuning.limits):
+            return {}
+        run = self.space.run
+        config = replace(
+            run,
+            method=BASELINE,
+            start_from=(),
+            adapter=replace(run.adapter, settings={}, stochastic_layers="all"),
+            training=replace(run.training, rate_multipliers=None, optimiser=None),
+        )
+        self.report.say("LoRA, which constraints are relative to:")
+        return outcomes_of(self.train(config, self.out / "baseline"))
+
+    def _run(self, trials: Sequence[Trial]) -> None:
+        """Run trials; one that fails is noted and costs no other."""
+        planned = {trial.path(self.out): trial for trial in trials}
+        jobs = [Job(self.space.config(trial.values), path) for path, trial in planned.items()]
+
+        def ended(job: Job, failure: str | None) -> None:
+            outcomes = {} if failure else outcomes_of(RunDirectory(job.path).read_result())
+            self._note(planned[job.path], outcomes, failure)
+
+        if not jobs:
+            return
+        if self.workers == 1 and self.executor == "local" and self.place.loaded is None:
+            self.place = replace(self.place, loaded=load_base(jobs[0].config, self.place.device))
+        settings = Settings(self.place.data_dir, self.place.device)
+        run_jobs(jobs, settings, ended, workers=self.workers, executor=self.executor, place=self.place)
+
+    def _note(self, trial: Trial, outcomes: Mapping[str, float], failure: str | None) -> None:
+        bad = [name for name, value in outcomes.items() if not np.isfinite(value)]
+        failure = f"{bad[0]} is {outcomes[bad[0]]}" if bad else failure
+        if failure is None:
+            self.log.done(trial.number, outcomes)
+            told = ", ".join(f"{name} {outcomes[name]:.4f}" for name in SHOWN)
+        else:
+            self.log.failed(trial.number, failure)
+            told = f"FAILED: {failure}"
+        settings = ", ".join(f"{name} {value:.4g}" for name, value in trial.values.items())
+        self.report.say(f"[{trial.number + 1}/{self.tuning.trials}] {settings}: {told}")
+
+    def _next(self, outcome: Outcome) -> list[Trial]:
+        """The trials to run next: all that the search starts with, then a batch; none if it is over."""
+        number = len(self.log.trials)
+        missing = self.tuning.trials - number
+        if missing <= 0:
+            return []
+        if number < self.tuning.first:
+            return self._trials(self._sobol(number, self.tuning.first - number), "sobol")
+        if not any(trial.outcomes for trial in self.log.trials):
+            raise RunsFailed(f"all of the first {number} trials failed, trial 0 with {self.log.trials[0].failure}")
+        self.report.say(f"choosing the next {min(self.tuning.q, missing)} of {missing} trials")
+        return self._propose(outcome, min(self.tuning.q, missing))
+
+    def _propose(self, outcome: Outcome, count: int) -> list[Trial]:
+        from bayeslora.tuning.propose import History, ModelFailed, propose
+
+        x = np.array([self.space.point(trial.values) for trial in outcome.trials])
+        history = History(x, outcome.objectives, outcome.violations)
+        try:
+            points = propose(history, count, self.tuning.feasibility, seed=self.tuning.run.seed + len(x))
+        except ModelFailed as error:
+            self.report.say(f"{error}; evenly spread points instead")
+            return self._trials(self._sobol(len(x), count), "sobol")
+        return self._trials(points, "model")
+
+    def _sobol(self, first: int, count: int) -> Floats:
+        return sobol(len(self.space.axes), first, count, self.tuning.run.seed)
+
+    def _trials(self, points: Floats, source: Literal["sobol", "model"]) -> list[Trial]:
+        """Points as trials. One whose settings were tried already, as whole numbers may be, gives way to another."""
+        number = len(self.log.trials)
+        spare = self._sobol(number + len(points), _SPARE)
+        tried = [dict(trial.values) for trial in self.log.trials]
+        new: list[Trial] = []
+        for point in points:
+            values = self.space.values(point)
+            other = next((it for it in map(self.space.values, (point, *spare)) if it not in tried), None)
+            if other is None:
+                self.report.say(f"all settings that were looked at have been tried; the search ends after {number}")
+                break
+            tried.append(other)
+            new.append(Trial(number + len(new), source if other == values else "sobol", other))
+        return new
+
+
+def _decays(run: RunConfig) -> bool:
+    """Whether weight decay is for any parameter of the run."""
+    kinds = find_method(run.method).distribution().parameter_kinds.values()
+    return not kinds or run.adapter.stochastic_layers != "all" or any(kind.startswith("weights") for kind in kinds)

@@ -1,0 +1,78 @@
+"""Runs on a Ray cluster: the same results, and nothing lost when a node dies."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+import time
+
+import pytest
+
+from bayeslora.errors import InputError
+from bayeslora.studies.plan import Job
+from bayeslora.studies.pool import Settings, run_jobs
+from bayeslora.train.config import RunConfig, TrainingConfig
+from bayeslora.train.directory import RunDirectory
+from bayeslora.train.run import Place, train
+from train import tiny
+
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="needs `pip install 'bayeslora[cluster]'`"
+)
+
+
+def job(path, seed, **changes):
+    training = TrainingConfig(epochs=12, batch_size=1, patience=0)
+    config = RunConfig(
+        model=str(tiny.model_directory()), task=str(tiny.task_directory()), seed=seed, training=training, **changes
+    )
+    return Job(config, path)
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_node_that_dies_costs_no_run(tmp_path, monkeypatch):
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    node = cluster.add_node(num_cpus=1)
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    jobs = [job(tmp_path / str(seed), seed) for seed in range(4)]
+    killed_at = []
+
+    def kill_when_two_are_under_way():
+        while not killed_at:
+            begun = [made for made in jobs if RunDirectory(made.path).checkpoint.exists()]
+            if len(begun) == 2:
+                cluster.remove_node(node, allow_graceful=False)
+                killed_at.append([made.path.name for made in jobs if RunDirectory(made.path).result.exists()])
+            time.sleep(0.05)
+
+    killer = threading.Thread(target=kill_when_two_are_under_way, daemon=True)
+    killer.start()
+    ended = {}
+    try:
+        run_jobs(
+            jobs,
+            Settings(device="cpu", checkpoint_seconds=0.0),
+            lambda made, failure: ended.update({made.path.name: failure}),
+            workers=2,
+            executor="ray",
+        )
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert killed_at and len(killed_at[0]) < 4
+    assert ended == dict.fromkeys(map(str, range(4)))
+    for made in jobs:
+        found = RunDirectory(made.path).read_result()
+        want = train(made.config, tmp_path / f"local-{made.path.name}", Place(device="cpu"))
+        assert found["metrics"] == want["metrics"]
+
+
+def test_what_is_missing_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"executor 'ray' needs ray; run: pip install 'bayeslora\[cluster\]'"):
+        run_jobs([job(tmp_path, 0)], Settings(device="cpu"), lambda made, failure: None, executor="ray")

@@ -1,0 +1,82 @@
+"""What a run will take, against runs that are really made."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bayeslora.models import load_model
+from bayeslora.train.config import AdapterConfig, ModelConfig, RunConfig, TrainingConfig, resolve
+from bayeslora.train.estimate import _idle_parameters, _kept, _largest_batch, estimate
+from bayeslora.train.run import adapt, open_work, train
+from train import tiny
+from train.tiny import bayeslora
+
+TRAINING = TrainingConfig(epochs=2, batch_size=4, patience=0)
+
+
+def run(**changes):
+    return RunConfig(model=str(tiny.model_directory()), task=str(tiny.task_directory()), training=TRAINING, **changes)
+
+
+@pytest.mark.parametrize("method", ["lora", "bayesian-lora", "blob", "c-lora"])
+def test_figures_are_those_of_the_run(method, tmp_path):
+    found, result = estimate(run(method=method), device="cpu"), train(run(method=method), tmp_path / "run")
+    assert found.trainable == result["parameters"]["trainable"]
+    assert found.parameters + found.trainable == result["parameters"]["total"]
+    assert found.steps == result["timing"]["steps"]
+    assert found.base_bytes == 4 * found.parameters and found.trained_bytes == 16 * found.trainable
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_what_is_kept_is_what_a_real_step_keeps(checkpointing):
+    """The same batch on a model with weights."""
+    config = resolve(run(adapter=AdapterConfig(targets=("q_proj", "up_proj"))))
+    config = replace(config, training=replace(config.training, gradient_checkpointing=checkpointing))
+    found = estimate(config, device="cpu")
+    work, loaded = open_work(config, None), load_model(config.model, device="cpu")
+    work.encode(loaded)
+    model = adapt(loaded, config)
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    work.bind(model, None)
+    real = _kept(model, work, _largest_batch(work, 4))
+    assert found.activation_bytes == pytest.approx(real, rel=0.02)
+    whole = estimate(replace(config, training=replace(config.training, gradient_checkpointing=False)), device="cpu")
+    assert (found.activation_bytes < 0.7 * whole.activation_bytes) == checkpointing
+    assert (found.flops > whole.flops) == checkpointing
+
+
+def test_quantised_bases_and_experts():
+    whole, four = estimate(run(), device="cpu"), estimate(run(loading=ModelConfig(bits=4)), device="cpu")
+    assert four.base_bytes == whole.base_bytes // 8
+    from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "moe_intermediate_size": 8,
+        "num_hidden_layers": 2,
+        "vocab_size": 64,
+    }
+    config = Qwen3MoeConfig(
+        **sizes, num_attention_heads=2, num_key_value_heads=1, head_dim=8, num_experts=8, num_experts_per_tok=2
+    )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert _idle_parameters(model) == 2 * 6 * 3 * 16 * 8  # layers, idle experts, three matrices each
+
+
+def test_on_the_command_line_nothing_is_written(tmp_path, capsys):
+    given = ["train", "--model", str(tiny.model_directory()), "--task", str(tiny.task_directory()), "--device", "cpu"]
+    given += ["--out", str(tmp_path / "run"), "--dry-run"]
+    assert bayeslora(*given) == 0
+    told = capsys.readouterr().out
+    assert "GiB" in told and "steps" in told and "TFLOP/s" in told
+    assert bayeslora(*given, "--json", "--tflops", "0.5") == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["seconds"] == pytest.approx(figures["flops"] / 0.5e12)
+    assert not (tmp_path / "run").exists()
+    assert bayeslora(*given, "--tflops", "0") == 2
+    assert "tflops is 0.0; give a number above 0" in capsys.readouterr().err
