@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help install quickstart examples test test-slow lint format typecheck check clean
@@ -27,8 +28,8 @@ quickstart: $(STAMP) ## LoRA and Bayesian-LoRA side by side on a real language m
 examples: $(STAMP) ## Run the scripts in examples/
 	for script in examples/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-test: $(STAMP) ## Run all default tests
-	$(BIN)/python -m pytest -q
+test: $(STAMP) ## Run all default tests, in as many processes as WORKERS says
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 test-slow: $(STAMP) ## Run the slow tests only
 	$(BIN)/python -m pytest -q -m slow

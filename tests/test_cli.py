@@ -142,7 +142,11 @@ def test_ctrl_c_leaves_nothing_behind(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(convert, "save_file", lambda *args, **options: os.kill(os.getpid(), signal.SIGINT))
-    assert _main("convert", source, tmp_path / "out", "--quiet") == 130
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # processes in the background ignore it
+    try:
+        assert _main("convert", source, tmp_path / "out", "--quiet") == 130
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert capsys.readouterr().err == "bayeslora: interrupted\n"
     assert os.listdir(tmp_path) == ["tiny.gguf"]
 

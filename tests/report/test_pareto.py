@@ -46,7 +46,7 @@ def test_every_trial_is_where_its_metrics_are(tmp_path, drawn):
     accuracy, nll = drawn[0].axes[1], drawn[0].axes[0]
     assert any(line.get_linestyle() == "--" and line.get_ydata()[0] == pytest.approx(55) for line in accuracy.lines)
     assert not any(line.get_linestyle() == "--" for line in nll.lines)
-    np.testing.assert_array_equal(drawn[0].axes[3].lines[0].get_ydata(), [0.0, 0.1, 0.3])
+    np.testing.assert_allclose(drawn[0].axes[3].lines[0].get_ydata(), [0.0, 100 / 3, 100.0])
 
 
 def test_the_legend_names_what_is_there(tmp_path, drawn):
@@ -54,6 +54,11 @@ def test_the_legend_names_what_is_there(tmp_path, drawn):
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == [
         "breaks a constraint", "beaten by another", "on the front", "chosen",
     ]  # fmt: skip
+
+
+def test_a_search_without_a_front_can_be_drawn(tmp_path):
+    only = [point for point in points() if not point.feasible]
+    assert pareto_figure(only, [], tmp_path / "pareto.png", baseline={}, bounds={}, title="$1").exists()
 
 
 def test_nothing_is_nothing_to_draw(tmp_path):

@@ -76,3 +76,11 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"executor 'ray' needs ray; run: pip install 'bayeslora\[cluster\]'"):
         run_jobs([job(tmp_path, 0)], Settings(device="cpu"), lambda made, failure: None, executor="ray")
+
+
+@needs_ray
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
+def test_a_cluster_that_does_not_answer_is_named_at_once(address, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(InputError, match=rf"no Ray cluster answers at RAY_ADDRESS={address}: .*start one"):
+        run_jobs([job(tmp_path, 0)], Settings(device="cpu"), lambda made, failure: None, executor="ray")

@@ -8,7 +8,7 @@ import torch
 
 from bayeslora.models import load_model
 from bayeslora.train.config import AdapterConfig, ModelConfig, RunConfig, TrainingConfig, resolve
-from bayeslora.train.estimate import _idle_parameters, _kept, _largest_batch, estimate
+from bayeslora.train.estimate import _idle_parameters, _kept, _largest_batch, _lean_attention, estimate
 from bayeslora.train.run import adapt, open_work, train
 from train import tiny
 from train.tiny import bayeslora
@@ -31,7 +31,7 @@ def test_figures_are_those_of_the_run(method, tmp_path):
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_what_is_kept_is_what_a_real_step_keeps(checkpointing):
-    """The same batch on a model with weights."""
+    """The same batch on a model with weights: within 2 % with the same attention, within 8 % with that of a CPU."""
     config = resolve(run(adapter=AdapterConfig(targets=("q_proj", "up_proj"))))
     config = replace(config, training=replace(config.training, gradient_checkpointing=checkpointing))
     found = estimate(config, device="cpu")
@@ -41,8 +41,10 @@ def test_what_is_kept_is_what_a_real_step_keeps(checkpointing):
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     work.bind(model, None)
-    real = _kept(model, work, _largest_batch(work, 4))
-    assert found.activation_bytes == pytest.approx(real, rel=0.02)
+    batch = _largest_batch(work, 4)
+    with _lean_attention():
+        assert found.activation_bytes == pytest.approx(_kept(model, work, batch), rel=0.02)
+    assert found.activation_bytes == pytest.approx(_kept(model, work, batch), rel=0.08)
     whole = estimate(replace(config, training=replace(config.training, gradient_checkpointing=False)), device="cpu")
     assert (found.activation_bytes < 0.7 * whole.activation_bytes) == checkpointing
     assert (found.flops > whole.flops) == checkpointing

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -205,6 +208,31 @@ def test_a_search_that_was_killed_ends_as_if_it_had_not_been(stop, done, tmp_pat
     monkeypatch.setattr(pool, "train", train)
     tune(tuning(), tmp_path / "search")
     assert without_times(tmp_path / "search") == without_times(done)
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_no_loss(done, tmp_path):
+    """Killed for good, in the middle of the second trial."""
+    out = tmp_path / "search"
+    command = [sys.executable, "-m", "bayeslora", *map(str, words(out))]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (out / "runs" / "trial-001").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert read_json(out / "trials.json")["trials"][2]["state"] == "planned"
+    tune(tuning(), out)
+    assert without_times(out) == without_times(done)
+
+
+@pytest.mark.slow
+def test_workers_find_what_one_process_finds(done, tmp_path):
+    tune(tuning(), tmp_path / "search", workers=2)
+    ours, theirs = without_times(tmp_path / "search"), without_times(done)
+    for mine, other in zip(ours[:3], theirs[:3], strict=True):
+        assert mine["values"] == other["values"] and mine["outcomes"] == pytest.approx(other["outcomes"], abs=1e-5)
+    assert all(trial["state"] == "done" for trial in ours)
 
 
 def test_more_trials_extend_a_search(done, tmp_path):

@@ -110,10 +110,10 @@ def _draw_pair(
 
 
 def _draw_volumes(ax: Axes, volumes: Sequence[float]) -> None:
-    numbers = np.arange(1, len(volumes) + 1)
-    ax.step(numbers, volumes, where="post", color="#0072B2")
+    shares = np.asarray(volumes) / max([*volumes, 1e-300])
+    ax.step(np.arange(1, len(shares) + 1), 100 * shares, where="post", color="#0072B2")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _label(ax, "trials", "hypervolume of the front")
+    _label(ax, "trials", "hypervolume in % of the last")
 
 
 def _label(ax: Axes, x: str, y: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -54,13 +55,21 @@ def _ray() -> Any:
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS")
         try:
+            _require_answer(address)
             ray.init(address=address, log_to_driver=False, include_dashboard=False if address is None else None)
-        except (ConnectionError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise InputError(
                 f"no Ray cluster answers at RAY_ADDRESS={address}: {error}; start one (ray start --head), or unset it for this "
                 "machine"
             ) from error
     return ray
+
+
+def _require_answer(address: str | None) -> None:
+    """Ray itself would try for minutes to reach a head node that is not there."""
+    host, _, port = (address or "").rpartition("//")[2].rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=5.0).close()
 
 
 def _gpus(settings: Settings) -> int:

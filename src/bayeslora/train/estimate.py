@@ -113,6 +113,8 @@ def estimate(
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     epochs, size = config.training.epochs or 1, config.training.batch_size or 1
     tokens = sum(map(work.length, work.examples)) * epochs
+    with _lean_attention():
+        kept = _kept(model, work, _largest_batch(work, config.training.micro_batch or size))
     passes = (
         3 if config.training.gradient_checkpointing else 2
     )  # forward, back through the inputs, and forward once more
@@ -123,7 +125,7 @@ def estimate(
         trainable=trainable,
         base_bytes=math.ceil(parameters * width),
         trained_bytes=ADAM_BYTES * trainable,
-        activation_bytes=_kept(model, work, _largest_batch(work, config.training.micro_batch or size)),
+        activation_bytes=kept,
         steps=math.ceil(len(work.examples) / size) * epochs,
         tokens=tokens,
         flops=flops,
@@ -148,7 +150,7 @@ def _kept(model: nn.Module, work: Work, batch: Sequence[Named]) -> int:
 
     model.train()
     find_any_holder(model).draw(1)
-    with _lean_attention(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         work.objective.losses(batch, 1)
     return sum(t.untyped_storage().nbytes() for key, t in kept.items() if key not in weights)
 
