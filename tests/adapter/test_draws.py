@@ -139,6 +139,27 @@ def test_no_stale_mean_or_draw(change):
         assert not torch.equal(before, after)
 
 
+@pytest.mark.parametrize("how", [{"fused": True}, {"foreach": True}, {"foreach": False}])
+@pytest.mark.parametrize("optimiser", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
+def test_every_optimiser_step_is_noticed(optimiser, how):
+    """Fused ones raise no version by themselves, and a mean from before the step would be used after it."""
+    model = adapted().eval()
+    steps = optimiser([p for p in model.parameters() if p.requires_grad], lr=0.1, **how)
+    with torch.no_grad():
+        before = logits(model)
+        find_holder(model).draw_from_seed(2, 0)
+        drawn = held(find_holder(model))
+        model.automatic()
+    model(tokens()).logits.square().mean().backward()
+    steps.step()
+    after = logits(model)
+    assert not torch.equal(before, after)
+    assert torch.equal(after, logits(copy.deepcopy(model)))  # a copy keeps nothing
+    with torch.no_grad():
+        find_holder(model).draw_from_seed(2, 0)
+    assert not torch.equal(drawn, held(find_holder(model)))
+
+
 def held(holder):
     return holder._mode.held["default"].factors.B[0]
 

@@ -24,11 +24,14 @@ from bayeslora.adapter.base import Holder, find_any_holder
 from bayeslora.adapter.bridge import Bridge, uses_reentrant_checkpointing
 from bayeslora.adapter.fan import Fan, Stack
 from bayeslora.adapter.tuner_module import TunerModule
+from bayeslora.adapter.versions import watch_fused_optimisers
 from bayeslora.depth import upper_layers
 from bayeslora.errors import InputError
 from bayeslora.posterior import KL, Factors, LayerFactors, Posterior
 from bayeslora.posterior.inner import Inner
 from bayeslora.posterior.noise import Variates
+
+watch_fused_optimisers()  # or what is kept here would outlive their steps
 
 
 @dataclass
