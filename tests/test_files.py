@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bayeslora.files import replacing, tensor_failures, write_json
+from bayeslora.errors import InputError
+from bayeslora.files import new_directory, replacing, tensor_failures, write_json
 from bayeslora.progress import PlainLines, Silent, reporter
 
 
@@ -102,6 +103,63 @@ def test_what_safetensors_cannot_write_is_an_error_of_the_system(tmp_path):
     path = tmp_path / "none" / "a.safetensors"
     with pytest.raises(OSError, match=r"a\.safetensors: cannot be written"), tensor_failures(path):
         save_file({"a": torch.zeros(1)}, path)
+
+
+# Directories ----------------------------------------------------------------------------------------------------------
+
+
+def fill(place, text="new", **told):
+    with new_directory(place, **told) as directory:
+        (directory / "a.txt").write_text(text)
+        assert not place.exists() or not (place / "a.txt").exists() or (place / "a.txt").read_text() == "old"
+
+
+@pytest.mark.parametrize("there", ["nothing", "empty", "parent"])
+def test_a_directory_appears_when_the_block_ends(tmp_path, there):
+    place = tmp_path / "b" / "c" if there == "parent" else tmp_path / "b"
+    if there == "empty":
+        place.mkdir()
+    fill(place)
+    assert names(place) == ["a.txt"] and names(place.parent) == [place.name]
+
+
+def test_a_directory_that_holds_something_is_replaced_only_by_force(tmp_path):
+    fill(tmp_path / "b", "old")
+    with pytest.raises(InputError, match="is not empty; choose another"):
+        fill(tmp_path / "b")
+    fill(tmp_path / "b", force=True)
+    assert (tmp_path / "b" / "a.txt").read_text() == "new" and names(tmp_path) == ["b"]
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="is a file"):
+        fill(tmp_path / "file", force=True)
+
+
+def test_a_directory_whose_block_fails_is_not_there(tmp_path):
+    def fail():
+        with new_directory(tmp_path / "b") as directory:
+            (directory / "a.txt").write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert names(tmp_path) == []
+
+
+def test_what_a_killed_process_left_of_a_directory_is_removed(tmp_path):
+    left = tmp_path / ".b.partial" / "new"
+    left.mkdir(parents=True)
+    (left / "old.txt").write_text("half")
+    (left.parent / "lock").touch()
+    fill(tmp_path / "b")
+    assert names(tmp_path / "b") == ["a.txt"] and names(tmp_path) == ["b"]
+
+
+def test_two_cannot_write_one_directory_at_once(tmp_path):
+    with new_directory(tmp_path / "b") as first:
+        (first / "a.txt").write_text("first")
+        with pytest.raises(InputError, match="another process is writing it; wait for it"):
+            fill(tmp_path / "b")
+    assert (tmp_path / "b" / "a.txt").read_text() == "first" and names(tmp_path) == ["b"]
 
 
 # Progress -------------------------------------------------------------------------------------------------------------

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from bayeslora.errors import InputError
 
@@ -31,18 +33,55 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def new_directory(place: Path) -> Iterator[Path]:
-    """A directory to fill, which appears at ``place`` when the block ends well. One that holds something is refused."""
-    if place.is_file() or (place.is_dir() and any(place.iterdir())):
+def new_directory(place: Path, *, force: bool = False) -> Iterator[Path]:
+    """A directory to fill, which appears at ``place`` when the block ends well. One that holds something is refused.
+
+    It is filled beside its place, by one process at a time; what a process that died has left there is removed.
+
+    Args:
+        place: where the directory is to be.
+        force: take the place of one that holds something.
+    """
+    if place.is_file() or (place.is_dir() and any(place.iterdir()) and not force):
         what = "is a file" if place.is_file() else "is not empty"
         raise InputError(f"{place}: {what}; choose another directory")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as folder:
-        whole = Path(folder) / place.name
-        yield whole
+    with _scratch(place) as scratch:
+        new, old = scratch / "new", scratch / "old"
+        new.mkdir()
+        yield new
+        for path in new.rglob("*"):
+            _flush(path)
         if place.exists():
-            place.rmdir()
-        whole.rename(place)
+            place.rename(old)
+        new.rename(place)
+    _flush(place.parent)
+
+
+@contextmanager
+def _scratch(place: Path) -> Iterator[Path]:
+    """An empty directory beside a place, which only this process has, removed in the end."""
+    scratch = place.with_name(f".{place.name}.partial")
+    lock = FileLock(scratch / "lock", blocking=False)
+    try:
+        while True:
+            scratch.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # another process has just ended and removed it
+                lock.acquire()
+                if (scratch / "lock").exists():
+                    break
+                lock.release()
+    except Timeout:
+        raise InputError(f"{place}: another process is writing it; wait for it, or choose another directory") from None
+    except OSError as error:
+        raise InputError(f"{place}: cannot be written: {error.strerror}; choose another directory") from error
+    try:
+        for leftover in scratch.iterdir():
+            if leftover.is_dir():
+                shutil.rmtree(leftover)
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        lock.release()
 
 
 @contextmanager

@@ -139,6 +139,61 @@ def test_no_stale_mean_or_draw(change):
         assert not torch.equal(before, after)
 
 
+@pytest.mark.parametrize("how", [{"fused": True}, {"foreach": True}, {"foreach": False}])
+@pytest.mark.parametrize("optimiser", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
+def test_every_optimiser_step_is_noticed(optimiser, how):
+    """Fused ones raise no version by themselves, and a mean from before the step would be used after it."""
+    model = adapted().eval()
+    steps = optimiser([p for p in model.parameters() if p.requires_grad], lr=0.1, **how)
+    with torch.no_grad():
+        before = logits(model)
+        find_holder(model).draw_from_seed(2, 0)
+        drawn = held(find_holder(model))
+        model.automatic()
+    model(tokens()).logits.square().mean().backward()
+    steps.step()
+    after = logits(model)
+    assert not torch.equal(before, after)
+    assert torch.equal(after, logits(copy.deepcopy(model)))  # a copy keeps nothing
+    with torch.no_grad():
+        find_holder(model).draw_from_seed(2, 0)
+    assert not torch.equal(drawn, held(find_holder(model)))
+
+
+def held(holder):
+    return holder._mode.held["default"].factors.B[0]
+
+
+def test_draws_from_a_seed_are_kept_while_nothing_changes():
+    """One prediction after another uses the very same tensors; whatever could make them differ makes them anew."""
+    model = adapted("llama").eval()
+    holder = find_holder(model)
+    with torch.no_grad(), holder.restoring():
+        logits(model)  # so that the precision is known
+        holder.draw_from_seed(2, 7)
+        first = held(holder)
+        with model.draws(2, torch.Generator().manual_seed(7)):
+            torch.testing.assert_close(held(holder), first, atol=0, rtol=0)
+        for same in (True, False):
+            holder.automatic()
+            holder.draw_from_seed(2, 7 if same else 8)
+            assert (held(holder) is first) == same
+        holder.draw_from_seed(2, 7)
+        first = held(holder)
+        model.posterior_scale = 2.0
+        holder.draw_from_seed(2, 7)
+        assert held(holder) is not first
+        first = held(holder)
+    holder.draw_from_seed(2, 7)
+    assert held(holder) is not first and held(holder).requires_grad  # a graph is not kept
+    with torch.no_grad():
+        holder.draw_from_seed(2, 7)
+    holder.automatic()
+    assert holder._kept is not None
+    logits(model.train())
+    assert holder._kept is None  # training has no use for it
+
+
 def test_a_batch_that_is_not_made_of_blocks_is_refused():
     model = adapted()
     with (

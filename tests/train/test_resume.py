@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,56 +13,17 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from bayeslora import cli, files
+from bayeslora import files
 from bayeslora.predict.predictions import Predictions
 from bayeslora.predict.predictor import Predictor
 from bayeslora.train import checkpoint, fit, run
+from faults.processes import Forked, Started
 from train.tiny import bayeslora, contents, options, outcome, read_json, without_intervals
 
 KEPT = ["--checkpoint-seconds", 0]  # six steps, each of them kept
 
 
 # Killed at random moments ---------------------------------------------------------------------------------------------
-
-
-class Forked:
-    """A process of its own without the seconds that imports take: a copy of one that has done them."""
-
-    _context = multiprocessing.get_context("forkserver")
-    _context.set_forkserver_preload(["pytest", "bayeslora.train.run", "transformers.models.llama.modeling_llama"])
-
-    def __init__(self, words: Sequence[str]) -> None:
-        self._process = self._context.Process(target=cli.main, args=(words,))
-        self._process.start()
-
-    def wait(self, seconds: float | None = None) -> int | None:
-        """The exit code, or nothing if the process is still at work."""
-        self._process.join(seconds)
-        return self._process.exitcode
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.join()
-
-
-class Started:
-    """``python -m bayeslora`` as anybody starts it."""
-
-    def __init__(self, words: Sequence[str]) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "bayeslora", *words], env=environment, stdout=subprocess.DEVNULL
-        )
-
-    def wait(self, seconds: float | None = None) -> int | None:
-        try:
-            return self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
 
 
 def kill_at_random(start: Callable[[Sequence[str]], Any], folder: Path, kills: int) -> None:
@@ -249,7 +207,7 @@ def test_a_second_process_on_the_same_run_is_refused(
     while not (tmp_path / "config.json").exists():
         assert process.wait(0.005) is None
     assert bayeslora(*words) == 2
-    assert "another process is working on this run" in capsys.readouterr().err
+    assert "another process is at work here" in capsys.readouterr().err
     assert process.wait() == 0
     adapter = "adapter/adapter_model.safetensors"
     assert outcome(tmp_path)[adapter] == outcome(undisturbed)[adapter]

@@ -50,6 +50,12 @@ class Holder(nn.Module, ABC):
                 computed once, and returns ``n`` blocks.
         """
 
+    def draw_from_seed(
+        self, n: int, seed: int, *, variates: Variates = "antithetic", layers: str = "all", fan_out: bool = False
+    ) -> None:
+        """The same with noise from a seed: equal on every device, and whenever it is called."""
+        self.draw(n, torch.Generator().manual_seed(seed), variates=variates, layers=layers, fan_out=fan_out)
+
     @property
     def fans_out(self) -> bool:
         """Whether the model repeats a batch by itself, once for each of the draws in use."""

@@ -24,12 +24,15 @@ from bayeslora.adapter.base import Holder, find_any_holder
 from bayeslora.adapter.bridge import Bridge, uses_reentrant_checkpointing
 from bayeslora.adapter.fan import Fan, Stack
 from bayeslora.adapter.tuner_module import TunerModule
+from bayeslora.adapter.versions import watch_fused_optimisers
 from bayeslora.depth import upper_layers
 from bayeslora.errors import InputError
 from bayeslora.posterior import KL, Factors, LayerFactors, Posterior
 from bayeslora.posterior.capture import Capture
 from bayeslora.posterior.inner import Inner
 from bayeslora.posterior.noise import Variates
+
+watch_fused_optimisers()  # or what is kept here would outlive their steps
 
 
 @dataclass
@@ -94,6 +97,7 @@ class PosteriorHolder(TunerModule, Holder):
     def _forget(self) -> None:
         """Drop everything that was drawn."""
         self._mode = Mode()
+        self._kept: tuple[tuple[Any, ...], Mode] | None = None  # draws from a seed, with what they were made for
         self._drawn: dict[str, Draws] = {}
         self._means: dict[str, Draws] = {}
         self._mixed: list[str] | None = None
@@ -105,7 +109,7 @@ class PosteriorHolder(TunerModule, Holder):
         """Draws belong to a graph and do not survive copying; a copy draws anew."""
         state = self.__dict__.copy()
         empty = PosteriorHolder()
-        for name in ("_mode", "_drawn", "_means", "_mixed", "_bridge", "_generator", "_captures"):
+        for name in ("_mode", "_kept", "_drawn", "_means", "_mixed", "_bridge", "_generator", "_captures"):
             state[name] = empty.__dict__[name]
         return state
 
@@ -189,6 +193,23 @@ class PosteriorHolder(TunerModule, Holder):
             raise ValueError("the adapter is merged into the base weights; call unmerge_adapter() before drawing")
         drawn = {name: self._draw(name, n, generator or self._noise_source(name), variates) for name in self.active}
         self.use(drawn, layers=layers, fan_out=fan_out)
+
+    def draw_from_seed(
+        self, n: int, seed: int, *, variates: Variates = "antithetic", layers: str = "all", fan_out: bool = False
+    ) -> None:
+        """See :meth:`Holder.draw_from_seed`. Where no gradients are wanted, the last such draws are kept until the adapter is
+        trained again: predictions one after another come from the same networks, which need not be made for each."""
+        told = (n, seed, variates, layers, fan_out)
+        key = (*told, tuple(self.active), self._precision, torch.is_inference_mode_enabled())
+        kept = None if torch.is_grad_enabled() or self.merged else self._kept
+        if kept is not None and kept[0] == key and self._all_current(kept[1]):
+            self._mode = kept[1]
+            return
+        super().draw_from_seed(n, seed, variates=variates, layers=layers, fan_out=fan_out)
+        self._kept = None if torch.is_grad_enabled() else (key, self._mode)
+
+    def _all_current(self, mode: Mode) -> bool:
+        return all(self._is_current(name, drawn) for name, drawn in mode.held.items())
 
     def use(self, factors: Mapping[str, Factors], *, layers: str = "all", fan_out: bool = False) -> None:
         """Use these factors of the active adapters, by name, until told otherwise; see :meth:`draw` for the rest.
@@ -359,6 +380,7 @@ class PosteriorHolder(TunerModule, Holder):
         if self._mode.kind == "draws":
             return self._held(name)
         if self._mode.kind == "automatic" and self.training:
+            self._kept = None
             return self._wrap(name, self._draw(name, 1, self._noise_source(name), "independent"))
         return self._mean(name)
 
@@ -447,6 +469,7 @@ class PosteriorHolder(TunerModule, Holder):
         super().delete_adapter(adapter_name)
         for kept in (self._drawn, self._means, self._mode.held, self._captures):
             kept.pop(adapter_name, None)
+        self._kept = None
 
 
 def find_holder(model: nn.Module) -> PosteriorHolder:

@@ -62,7 +62,8 @@ class TrainStep:
 
 
 def measure_predict(subjects: Subjects, report: Reporter) -> Iterator[Row]:
-    """The next token's distribution: one pass of PEFT's LoRA, and of ours averaged over draws, drawing included."""
+    """The next token's distribution: one pass of PEFT's LoRA, and of ours averaged over draws, which are kept between
+    predictions as everywhere."""
     yield from _by_draws(subjects, report, "predict", Predict)
 
 

@@ -82,7 +82,7 @@ class Predict(OfRun):
     def _answer_file(self, source: Path) -> None:
         from bayeslora.tasks.file import check_file
         from bayeslora.train.answer_file import AnswerFile
-        from bayeslora.train.batch import answer_file
+        from bayeslora.train.batch import CHUNK, answer_file
 
         source = source.expanduser()
         check_file(source)
@@ -98,7 +98,7 @@ class Predict(OfRun):
                 "level": self.level,
                 "raw": self.raw,
             }
-            with AnswerFile(self.output, settings, force=self.force) as out:
+            with AnswerFile(self.output, settings, chunk=CHUNK, force=self.force) as out:
                 with self._ready() as trained:
                     for answer in answer_file(trained, source, self.level, skip=out.done):
                         out.write(answer)

@@ -87,7 +87,7 @@ class BayesLoraLM(HFLM):
         if count == 0:
             holder.deterministic()
         else:
-            holder.draw(count, torch.Generator().manual_seed(seed), fan_out=True)
+            holder.draw_from_seed(count, seed, fan_out=True)
         return max(1, count)
 
     @property

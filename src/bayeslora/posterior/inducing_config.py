@@ -40,7 +40,7 @@ class InducingConfig:
     flow_hidden: int = 16
     prior_sd: float = 1.0
     sqrt_width_scaling: bool = False
-    init_sd_u: float = 0.1
+    init_sd_u: float = 0.02
     max_sd_u: float = 0.2
     init_lambda: float = 1e-3
     max_lambda: float = 0.03

@@ -151,7 +151,7 @@ def generate_apart(
     n = max(1, holder.draw_count(samples))
     given = {name: value.repeat(n, 1) for name, value in _encode(tokenizer, [prompt], model).items()}
     with _evaluating(model), holder.restoring():
-        holder.draw(n, torch.Generator().manual_seed(writing.seed))
+        holder.draw_from_seed(n, writing.seed)
         sequences = _generate(model, tokenizer, given, writing, None, None)
     written = sequences[:, given["input_ids"].shape[1] :].tolist()
     return [_End.find(ids, _end_tokens(model), writing.stop, tokenizer).text for ids in written]

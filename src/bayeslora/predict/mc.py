@@ -72,7 +72,7 @@ def posterior_predictive(
         if n == 0:
             holder.deterministic()
         else:
-            holder.draw(n, torch.Generator().manual_seed(seed), layers=layers, fan_out=True)
+            holder.draw_from_seed(n, seed, layers=layers, fan_out=True)
         with averaging(model, max(1, n), observe):
             yield
 

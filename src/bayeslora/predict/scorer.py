@@ -112,8 +112,7 @@ def score_questions(
             if count == 0:
                 holder.deterministic()
             else:
-                noise = torch.Generator().manual_seed(seed)
-                holder.draw(count, noise, variates=variates, layers=layers, fan_out=True)
+                holder.draw_from_seed(count, seed, variates=variates, layers=layers, fan_out=True)
             return _score_in_parts(scorer, items, max(1, count), batch_tokens, advance)
     finally:
         scorer.model.train(training)

@@ -117,7 +117,7 @@ def predict_tokens(
             if count == 0:
                 holder.deterministic()
             else:
-                holder.draw(count, torch.Generator().manual_seed(seed), layers=layers)
+                holder.draw_from_seed(count, seed, layers=layers)
             for rows in _batches(texts, batch_tokens, _vocabulary(model)):
                 batch = batch_texts([texts[row] for row in rows], pad_id, device)
                 average = RunningAverage()

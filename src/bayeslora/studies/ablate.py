@@ -208,4 +208,5 @@ def ablate(
     for task in (study.task, *study.shift):
         load_task(task, data_dir)
     require_readable((study.task, *study.shift), data_dir)
-    return _Study(ablation, study, variants, jobs, seeds, place / ablation.name, runner).run()
+    with RunDirectory(place).locked():
+        return _Study(ablation, study, variants, jobs, seeds, place / ablation.name, runner).run()

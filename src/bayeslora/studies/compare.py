@@ -231,7 +231,8 @@ def compare(
         if not isinstance(tasks[name], Task):
             _require_learnable(study.method_names, name)
     require_readable(study.shift, data_dir)
-    return _Study(study, out, runner).run()
+    with RunDirectory(out).locked():
+        return _Study(study, out, runner).run()
 
 
 def _require_learnable(methods: Sequence[str], task: str) -> None:

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import IO, Any
 
+from filelock import FileLock, Timeout
+
 from bayeslora.errors import InputError
 from bayeslora.files import write_json
 
@@ -17,32 +19,39 @@ class AnswerFile:
     Args:
         path: of the finished file.
         settings: what the answers depend on; another run's partial file is not gone on with.
+        chunk: answers that are computed together. Of such a group all are kept or none, so that a process that goes on
+            groups questions as an undisturbed one does, and computes the same to the last bit.
         force: begin anew, whatever is there.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any], *, force: bool) -> None:
-        self._path = path
+    def __init__(self, path: Path, settings: dict[str, Any], *, chunk: int = 1, force: bool) -> None:
+        self._path, self._chunk = path, chunk
         self._partial = path.with_name(f"{path.name}.partial")
         self._settings = path.with_name(f"{path.name}.partial.json")
+        self._lock = FileLock(path.with_name(f"{path.name}.partial.lock"), blocking=False)
         if path.exists() and not force:
             raise InputError(f"{path}: is there already; choose another file, or use --force to replace it")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise InputError(f"{path}: another process is writing it; wait for it, or choose another file") from None
         if force:
             self._partial.unlink(missing_ok=True)
         elif self._partial.exists() and self._read_settings() != settings:
+            self._unlock()
             raise InputError(
                 f"{self._partial}: holds answers that were made otherwise; remove it, or use --force to begin anew"
             )
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_json(self._settings, settings)
 
     def __enter__(self) -> AnswerFile:
         self._file: IO[bytes] = self._partial.open("a+b")
         self._file.seek(0)
-        self.done = self.failed = size = 0
-        for line in self._file:
-            if line.endswith(b"\n"):
-                self.done, self.failed, size = self.done + 1, self.failed + _is_failure(line), size + len(line)
-        self._file.truncate(size)  # without a line that was being written when the process died
+        lines = [(len(line), _is_failure(line)) for line in self._file if line.endswith(b"\n")]
+        kept = lines[: len(lines) // self._chunk * self._chunk]
+        self.done, self.failed = len(kept), sum(failed for _, failed in kept)
+        self._file.truncate(sum(size for size, _ in kept))
         return self
 
     def write(self, answer: dict[str, Any]) -> None:
@@ -57,6 +66,11 @@ class AnswerFile:
         if kind is None:
             os.replace(self._partial, self._path)
             self._settings.unlink()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        Path(self._lock.lock_file).unlink(missing_ok=True)
+        self._lock.release()
 
     def _read_settings(self) -> Any:
         try:

@@ -105,13 +105,13 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Inside the block no other process works on this run."""
+        """Inside the block no other process works here."""
         self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path / ".lock")
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            raise InputError(f"{self.path}: another process is working on this run; wait for it") from None
+            raise InputError(f"{self.path}: another process is at work here; wait for it") from None
         try:
             yield
         finally:
