@@ -8,6 +8,7 @@ import torch
 
 from adapter.cases import MODELS, adapted, base_model, generator, logits, tokens
 from bayeslora import find_holder
+from bayeslora.adapter.holder import KEPT
 from bayeslora.posterior import InducingConfig
 
 ALL = pytest.mark.parametrize("architecture", MODELS)
@@ -174,10 +175,14 @@ def test_draws_from_a_seed_are_kept_while_nothing_changes():
         first = held(holder)
         with model.draws(2, torch.Generator().manual_seed(7)):
             torch.testing.assert_close(held(holder), first, atol=0, rtol=0)
-        for same in (True, False):
+        for seed in (7, 8, 7):
             holder.automatic()
-            holder.draw_from_seed(2, 7 if same else 8)
-            assert (held(holder) is first) == same
+            holder.draw_from_seed(2, seed)
+            assert (held(holder) is first) == (seed == 7)
+        for seed in range(10, 10 + KEPT):
+            holder.draw_from_seed(2, seed)
+        holder.draw_from_seed(2, 7)
+        assert held(holder) is not first and torch.equal(held(holder), first) and len(holder._kept) == KEPT
         holder.draw_from_seed(2, 7)
         first = held(holder)
         model.posterior_scale = 2.0
@@ -189,9 +194,9 @@ def test_draws_from_a_seed_are_kept_while_nothing_changes():
     with torch.no_grad():
         holder.draw_from_seed(2, 7)
     holder.automatic()
-    assert holder._kept is not None
+    assert holder._kept
     logits(model.train())
-    assert holder._kept is None  # training has no use for it
+    assert not holder._kept  # training has no use for them
 
 
 def test_a_batch_that_is_not_made_of_blocks_is_refused():

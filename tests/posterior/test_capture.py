@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bayeslora.posterior import KL, InducingPosterior, LayerShape, MeanFieldPosterior, PointPosterior
-from bayeslora.posterior.capture import EAGER, Capture
+from bayeslora.posterior.capture import EAGER, Capture, _aliases
 from bayeslora.posterior.noise import KeptNoise
 
 LAYERS = [LayerShape("a", 12, 10, rank=3), LayerShape("b", 12, 10, rank=3), LayerShape("c", 20, 12, rank=3)]
@@ -123,3 +123,15 @@ def test_where_nothing_is_trained_nothing_is_captured():
         capture = Capture(made)
         for _ in range(EAGER + 2):
             assert not isinstance(capture.draw(1, None, "antithetic").latents, KL)
+
+
+def test_aliases_are_other_leaves_in_the_same_memory():
+    posterior = InducingPosterior(LAYERS)
+    own = dict(posterior.named_parameters())
+    with _aliases(posterior):
+        for name, alias in posterior.named_parameters():
+            assert alias is not own[name] and alias.data_ptr() == own[name].data_ptr()
+            assert alias.requires_grad == own[name].requires_grad
+        got = posterior.draw(1, seeded())
+    assert all(parameter is own[name] for name, parameter in posterior.named_parameters())
+    assert torch.equal(got.B[0], posterior.draw(1, seeded()).B[0])

@@ -34,6 +34,9 @@ from bayeslora.posterior.noise import Variates
 
 watch_fused_optimisers()  # or what is kept here would outlive their steps
 
+KEPT = 4
+"""Predictions with so many settings, such as numbers of draws, may take turns without being drawn for anew."""
+
 
 @dataclass
 class Draws:
@@ -97,7 +100,7 @@ class PosteriorHolder(TunerModule, Holder):
     def _forget(self) -> None:
         """Drop everything that was drawn."""
         self._mode = Mode()
-        self._kept: tuple[tuple[Any, ...], Mode] | None = None  # draws from a seed, with what they were made for
+        self._kept: dict[tuple[Any, ...], Mode] = {}  # draws from seeds, by what they were made for
         self._drawn: dict[str, Draws] = {}
         self._means: dict[str, Draws] = {}
         self._mixed: list[str] | None = None
@@ -197,16 +200,19 @@ class PosteriorHolder(TunerModule, Holder):
     def draw_from_seed(
         self, n: int, seed: int, *, variates: Variates = "antithetic", layers: str = "all", fan_out: bool = False
     ) -> None:
-        """See :meth:`Holder.draw_from_seed`. Where no gradients are wanted, the last such draws are kept until the adapter is
-        trained again: predictions one after another come from the same networks, which need not be made for each."""
+        """See :meth:`Holder.draw_from_seed`. Where no gradients are wanted, such draws are kept until the adapter is trained
+        again: predictions one after another come from the same networks, which need not be made for each."""
+        if torch.is_grad_enabled():
+            super().draw_from_seed(n, seed, variates=variates, layers=layers, fan_out=fan_out)
+            return
         told = (n, seed, variates, layers, fan_out)
         key = (*told, tuple(self.active), self._precision, torch.is_inference_mode_enabled())
-        kept = None if torch.is_grad_enabled() or self.merged else self._kept
-        if kept is not None and kept[0] == key and self._all_current(kept[1]):
-            self._mode = kept[1]
-            return
-        super().draw_from_seed(n, seed, variates=variates, layers=layers, fan_out=fan_out)
-        self._kept = None if torch.is_grad_enabled() else (key, self._mode)
+        kept = self._kept.pop(key, None)
+        if kept is not None and not self.merged and self._all_current(kept):
+            self._mode = kept
+        else:
+            super().draw_from_seed(n, seed, variates=variates, layers=layers, fan_out=fan_out)
+        self._kept = dict([*self._kept.items(), (key, self._mode)][-KEPT:])
 
     def _all_current(self, mode: Mode) -> bool:
         return all(self._is_current(name, drawn) for name, drawn in mode.held.items())
@@ -380,7 +386,7 @@ class PosteriorHolder(TunerModule, Holder):
         if self._mode.kind == "draws":
             return self._held(name)
         if self._mode.kind == "automatic" and self.training:
-            self._kept = None
+            self._kept = {}
             return self._wrap(name, self._draw(name, 1, self._noise_source(name), "independent"))
         return self._mean(name)
 
@@ -469,7 +475,7 @@ class PosteriorHolder(TunerModule, Holder):
         super().delete_adapter(adapter_name)
         for kept in (self._drawn, self._means, self._mode.held, self._captures):
             kept.pop(adapter_name, None)
-        self._kept = None
+        self._kept = {}
 
 
 def find_holder(model: nn.Module) -> PosteriorHolder:

@@ -11,12 +11,13 @@ made operator by operator: the numbers are the same.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayeslora.posterior.base import Factors, Posterior
 from bayeslora.posterior.kl import KL
@@ -63,6 +64,25 @@ def _eligible(posterior: Posterior) -> bool:
     )
 
 
+@contextmanager
+def _aliases(posterior: Posterior) -> Iterator[None]:
+    """Inside the block the parameters are other leaves in the same memory.
+
+    Autograd ties a leaf to the stream where it was first used, and a graph that is captured on another one may not wait for
+    that. Earlier draws, still alive, have used the parameters themselves.
+    """
+    kept = [(module, dict(module._parameters)) for module in posterior.modules()]
+    for module, parameters in kept:
+        for name, parameter in parameters.items():
+            if parameter is not None:
+                module._parameters[name] = nn.Parameter(parameter.data, parameter.requires_grad)
+    try:
+        yield
+    finally:
+        for module, parameters in kept:
+            module._parameters.update(parameters)
+
+
 class _Token:
     """Lives as long as somebody may ask for the gradient of a draw."""
 
@@ -77,6 +97,11 @@ class Graph:
         self.number = 0
         self._used_up = True
         self._last: weakref.ref[_Token] | None = None
+        with _aliases(posterior):
+            self._leaves = [p for p in posterior.parameters() if p.requires_grad]
+            self._capture(posterior, n)
+
+    def _capture(self, posterior: Posterior, n: int) -> None:
         self._warm_up(posterior, n)
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.forward):
@@ -106,7 +131,7 @@ class Graph:
         pairs = [(output, given) for output, given in zip(outputs, by_outputs, strict=True) if output.requires_grad]
         # the graph is retained, or its memory would be used again, and gradients could be taken only once
         wanted, given = zip(*pairs, strict=True)
-        return torch.autograd.grad(wanted, self.parameters, given, retain_graph=True, allow_unused=True)
+        return torch.autograd.grad(wanted, self._leaves, given, retain_graph=True, allow_unused=True)
 
     @property
     def in_use(self) -> bool:
