@@ -40,7 +40,7 @@ def _draw(values: np.ndarray, correct: np.ndarray, edges: np.ndarray, x: str, y:
         linewidth=0.6,
         label=["right", "wrong"],
     )
-    for bar in axes.containers[1]:  # type: ignore[attr-defined]
+    for bar in axes.containers[1]:
         bar.set_hatch(_HATCH)
     axes.set_xlim(edges[0], edges[-1])
     axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))

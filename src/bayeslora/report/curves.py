@@ -26,7 +26,7 @@ Curves = Mapping[str, Mapping[str, Row]]
 
 _WIDTH, _HEIGHT, _LEGEND = 2.25, 2.1, 0.3  # inches: three panels are as wide as a page
 _SEED = 3  # size of the mark of one seed, in points
-_LONG = 24  # characters of all ticks together; more of them are written aslant
+_LONG = 28  # characters of all ticks together, with spaces; more of them are written aslant
 
 
 def curves_figure(
@@ -102,7 +102,7 @@ def _draw(
 
 
 def _label(panel: Axes, column: Column, axis: str, ticks: Sequence[str]) -> None:
-    aslant = sum(map(len, ticks)) > _LONG
+    aslant = len(" ".join(ticks)) > _LONG
     panel.set_xticks(range(len(ticks)), ticks, rotation=30 if aslant else 0, ha="right" if aslant else "center")
     panel.set_xlim(-0.5, len(ticks) - 0.5)
     panel.set_xlabel(axis, fontsize=8, parse_math=False)

@@ -32,7 +32,7 @@ def new_panel(x: str, y: str, height: float = 2.3) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def legend_below(figure: Figure, axes: Axes, columns: int = 2) -> None:
+def legend_below(figure: Figure, axes: Axes) -> None:
     """A legend under the panel, where it hides nothing."""
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=TICK, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=TICK, frameon=False)

@@ -18,14 +18,12 @@ Answered = Mapping[str, tuple[ArrayLike, ArrayLike]]
 """Confidences ``[N]`` and which answers were right ``[N]``, by the name of a curve."""
 
 _POINTS = 300  # of a curve, at most
-_SHORT = 14  # letters of a name, if three are to stand in a line of the legend
 _LEGEND_LINE = 0.17  # inches
 
 
 def draw_risk_coverage(answered: Answered) -> Figure:
     """A curve for each; of one alone also what could be had at best."""
-    columns = 3 if len(answered) > 4 and max(map(len, answered)) <= _SHORT else 2
-    height = 2.3 + _LEGEND_LINE * math.ceil(len(answered) / columns)
+    height = 2.3 + _LEGEND_LINE * math.ceil(len(answered) / 2)
     figure, axes = new_panel("coverage: answers given, in %", "risk: wrong among them, in %", height)
     for number, (name, (confidence, correct)) in enumerate(answered.items()):
         _draw(axes, number, name, risk_coverage(confidence, correct))
@@ -34,7 +32,7 @@ def draw_risk_coverage(answered: Answered) -> Figure:
         _draw_best(axes, np.asarray(correct, dtype=bool))
     axes.set_xlim(0, 101)
     axes.set_ylim(bottom=0)
-    legend_below(figure, axes, columns)
+    legend_below(figure, axes)
     return figure
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from bayeslora.report.marks import colour_and_marker, line_style
 from bayeslora.report.panel import legend_below, new_panel
@@ -31,6 +31,7 @@ def draw_history(epochs: Sequence[int], curves: Mapping[str, Sequence[float]], y
         )
     if _far_apart(curves):
         axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     legend_below(figure, axes)
     return figure

@@ -143,8 +143,7 @@ class _Ablation:
         return Drawing(
             f"{name}-curves",
             draw_curves(curves, axis=self.ablation.axis, ticks=ticks, joined=self.ablation.ordered),
-            f"What becomes of accuracy, NLL and calibration error as {self.ablation.axis} vary. Large marks are means, small "
-            "ones single seeds.",
+            f"Accuracy, NLL and calibration error against {self.ablation.axis}. Large marks are means, small ones single seeds.",
             f"Accuracy, NLL and calibration error against {self.ablation.axis}; NLL by value: {told}.",
             wide=True,
         )

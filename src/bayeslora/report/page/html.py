@@ -132,7 +132,7 @@ def _(block: Methods) -> str:
             _cell(row.get(it.metric), it, bounds.get(it.metric), is_best=best[it.metric] == name)
             for it in block.columns
         )
-        lines.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
+        lines.append(f'<tr><th scope="row" class="name">{escape(name)}</th>{cells}</tr>')
     return _table(block.name, block.caption, f'<th scope="col">{escape(block.what)}</th>{titles}', "".join(lines))
 
 
@@ -152,8 +152,10 @@ def _number(value: float, column: Column) -> str:
 
 
 def _table(name: str, caption: str, head: str, body: str) -> str:
+    """The caption is outside of what scrolls, so that it can be read on a phone."""
     return (
-        f'<div class="scroll" tabindex="0" role="group" aria-labelledby="{name}-caption"><table id="table-{name}">'
-        f'<caption id="{name}-caption">{escape(caption)}</caption>'
+        f'<p class="caption" id="caption-{name}">{escape(caption)}</p>'
+        f'<div class="scroll" tabindex="0" role="group" aria-labelledby="caption-{name}">'
+        f'<table id="table-{name}" aria-labelledby="caption-{name}">'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )

@@ -9,7 +9,7 @@ from bayeslora.report.page.ablation import ablation_report, find_ablations
 from bayeslora.report.page.blocks import Report
 from bayeslora.report.page.comparison import comparison_report
 from bayeslora.report.page.quickstart import is_quickstart, quickstart_report
-from bayeslora.report.page.run import run_report
+from bayeslora.report.page.run import is_run, run_report
 from bayeslora.report.page.search import search_report
 from bayeslora.report.page.write import require_replaceable, write_report
 
@@ -30,7 +30,7 @@ def make_report(directory: Path, out: Path | None = None) -> Path:
 def _report(directory: Path, out: Path) -> Report:
     if (directory / "trials.json").exists():
         return search_report(directory, out)
-    if (directory / "config.json").exists() or (directory / "result.json").exists():
+    if is_run(directory):
         return run_report(directory)
     if ablations := find_ablations(directory):
         return ablation_report(directory, ablations, out)

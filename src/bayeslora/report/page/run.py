@@ -10,7 +10,7 @@ from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.report.page.blocks import Block, Cards, Columns, Facts, Gallery, Note, Plain, Report, Section
 from bayeslora.report.page.history import history_block
-from bayeslora.report.page.questions import Answers, answer_drawings, read_answers
+from bayeslora.report.page.questions import answer_drawings, read_answers
 from bayeslora.report.page.reading import checking, numbers, read_record
 from bayeslora.report.page.settings import environment_section, facts, run_settings, shown
 from bayeslora.report.page.tokens import token_sections
@@ -30,6 +30,12 @@ _CARDS = {
 }
 
 
+def is_run(path: Path) -> bool:
+    """Whether it is the directory of a run, done or not, or of an evaluation. Models have a ``config.json``, too."""
+    directory = RunDirectory(path)
+    return directory.result.exists() or (directory.config.exists() and "method" in read_record(directory.config))
+
+
 def run_report(path: Path) -> Report:
     """From ``result.json``, ``config.json``, the predictions and the calibration."""
     directory = RunDirectory(path)
@@ -39,14 +45,6 @@ def run_report(path: Path) -> Report:
     config = read_record(directory.config) if directory.config.exists() else None
     with checking(directory.result):
         return _Run(directory, result, config).report()
-
-
-def read_result(path: Path) -> tuple[dict[str, Any], Answers]:
-    """The result of a run on questions, and its answers."""
-    result = read_record(RunDirectory(path).result)
-    with checking(RunDirectory(path).result):
-        saved = numbers(result["metrics"])
-    return result, read_answers(path, saved)
 
 
 class _Run:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +62,15 @@ def _report(directory: Path, outcome: Outcome, summary: Mapping[str, Any], out: 
 
 def _tuning(study: Mapping[str, Any]) -> Tuning:
     """The search that was saved."""
-    known = {field.name for field in fields(Tuning)} - {"run"}
-    given = {name: tuple(it) if isinstance(it, list) else it for name, it in study.items() if name in known}
-    return Tuning(run=from_dict(study["run"]), **given)
+    return Tuning(
+        run=from_dict(study["run"]),
+        search=tuple(study["search"]),
+        constraints=tuple(study["constraints"]),
+        trials=study["trials"],
+        start=study["start"],
+        q=study["q"],
+        feasibility=study["feasibility"],
+    )
 
 
 def _chosen(outcome: Outcome) -> Section:

@@ -44,9 +44,12 @@ def settings_section(values: Mapping[str, Any], usual: Mapping[str, Any] | None,
     for path, leaves in _groups(values):
         group = [_fact(_join(path, name), name, value, defaults, given) for name, value in leaves.items()]
         if group:
-            groups.append(Facts(_TITLES.get(path.removeprefix("run.").replace("run", ""), path), group))
-    known = "● marks what is not the default." if usual else "This version does not know the defaults."
-    return Section("Settings", [Note(f"Everything that decided how it came out. {known}"), Columns(groups)])
+            groups.append(Facts(_title(path, values), group))
+    known = "● marks what is not the default;" if usual else "This version does not know the defaults;"
+    return Section(
+        "Settings",
+        [Note(f"Everything that decided how it came out. {known} — is not set, or the method's."), Columns(groups)],
+    )
 
 
 def environment_section(environment: Mapping[str, Any], more: Mapping[str, Any]) -> Section:
@@ -80,6 +83,13 @@ def shown(value: Any) -> str:
 
 def _facts(values: Mapping[str, Any]) -> list[Fact]:
     return [Fact(name.replace("_", " "), shown(value)) for name, value in values.items()]
+
+
+def _title(path: str, values: Mapping[str, Any]) -> str:
+    """Of a group of settings; a search has those of its runs below its own."""
+    if "run" not in values:
+        return _TITLES.get(path, path)
+    return _TITLES.get(path.removeprefix("run").removeprefix("."), path) if path else "search"
 
 
 def _fact(path: str, name: str, value: Any, usual: Mapping[str, Any] | None, given: tuple[str, ...]) -> Fact:

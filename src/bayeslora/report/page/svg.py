@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from html import escape
 from io import StringIO
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
 
-_SETTINGS = {"svg.hashsalt": "bayeslora", "svg.fonttype": "none"}
+_SETTINGS: dict[Any, Any] = {"svg.hashsalt": "bayeslora", "svg.fonttype": "none"}
 _NOT_SAID = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 _ROLES = {
     "#000000": "currentColor",

@@ -11,7 +11,7 @@ COT = "cot_"
 
 MEANINGS = {
     "acc": "share of right answers",
-    "nll": "negative log-likelihood in nats: less is better, and nothing rewards false modesty or false pride",
+    "nll": "negative log-likelihood in nats: less is better",
     "ece": "expected calibration error, 15 bins of equal width: how far confidence is from accuracy",
     "brier": "squared distance of the probabilities from the truth",
     "adaptive_ece": "the same error in bins of equal mass",
@@ -29,16 +29,12 @@ MEANINGS = {
 
 def metrics_table(metrics: Mapping[str, float], intervals: Mapping[str, tuple[float, float]], caption: str) -> Plain:
     """A row for each metric."""
-    rows = [
-        [
-            name,
-            f"{value:.4f}",
-            "{:.4f} – {:.4f}".format(*intervals[name]) if name in intervals else "",
-            meaning(name),
-        ]
-        for name, value in metrics.items()
-    ]
-    return Plain("metrics", ["metric", "value", "95 % interval", "meaning"], rows, caption, numeric=frozenset({1, 2}))
+    if not intervals:
+        rows = [[name, f"{value:.4f}", meaning(name)] for name, value in metrics.items()]
+        return Plain("metrics", ["metric", "value", "meaning"], rows, caption, frozenset({1}))
+    bounds = {name: f"{low:.4f} – {high:.4f}" for name, (low, high) in intervals.items()}
+    rows = [[name, f"{value:.4f}", bounds.get(name, ""), meaning(name)] for name, value in metrics.items()]
+    return Plain("metrics", ["metric", "value", "95 % interval", "meaning"], rows, caption, frozenset({1, 2}))
 
 
 def meaning(name: str) -> str:
