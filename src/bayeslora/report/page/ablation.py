@@ -120,7 +120,8 @@ class _Ablation:
                 f"{name}-{names[part]}",
                 rows[part],
                 self._columns(part),
-                f"{self.ablation.description.capitalize()}. {told}" + (f" {INTERVALS}" if answered else ""),
+                f"{self.ablation.description[:1].upper()}{self.ablation.description[1:]}. {told}"
+                + (f" {INTERVALS}" if answered else ""),
                 self.ablation.axis,
                 bounds_of(answered),
             )

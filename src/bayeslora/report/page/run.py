@@ -97,7 +97,7 @@ class _Run:
 
     def _ended(self, history: Sequence[Mapping[str, Any]]) -> str:
         last, times = history[-1], "once" if len(history) == 1 else f"{len(history)} times"
-        told = f"{last['step']} steps in {last['epoch']} epochs, evaluated {times} on the validation split."
+        told = f"{last['step']} steps up to epoch {last['epoch']}, evaluated {times} on the validation split."
         if self.result.get("stopped_early"):
             told += " It stopped early, since validation NLL no longer fell; the best state was kept."
         if not any("kl" in record for record in history):
