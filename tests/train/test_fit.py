@@ -507,6 +507,14 @@ def test_the_training_nll_is_the_mean_over_the_questions_of_the_epoch():
     assert [record["train_nll"] for record in state.history] == pytest.approx(want)
 
 
+def test_the_history_keeps_both_kls_and_their_weight_at_the_end_of_every_epoch():
+    figures = Figures()
+    state = make_fit(small(), fit={"log": figures})()
+    for name in ("inducing", "conditional"):
+        assert [record["kl"][name] for record in state.history] == figures[f"train/kl_{name}"][2::3]
+    assert [record["kl"]["weight"] for record in state.history] == figures["train/kl_weight"][2::3]
+
+
 def test_all_figures_are_logged_apart():
     model, figures = small(), Figures()
     make_fit(model, fit={"log": figures})()

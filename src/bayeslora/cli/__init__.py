@@ -25,6 +25,7 @@ from bayeslora.cli.carry import Convert, Export, Merge
 from bayeslora.cli.common import Verb
 from bayeslora.cli.lists import Methods, Models, Tasks
 from bayeslora.cli.measure import Bench
+from bayeslora.cli.report import Report
 from bayeslora.cli.runs import Calibrate, Compare, Evaluate, Quickstart, Train
 from bayeslora.cli.search import Tune
 from bayeslora.errors import InputError
@@ -43,6 +44,7 @@ Start here:
     bayeslora compare --model M --tasks T ... --out DIR         all methods in one table
     bayeslora ablate NAME --model M --task T --out DIR          what one setting of Bayesian-LoRA does
     bayeslora tune --model M --task T --out DIR                 good settings, by Bayesian optimisation
+    bayeslora report DIR                                        one page on a run or a study, with figures and tables
     bayeslora bench train predict memory                        time and memory against PEFT's LoRA
     bayeslora export DIR --out DIR2                             its draws as LoRA adapters, to be served by vLLM
     bayeslora merge DIR --out DIR2                              its mean as an ordinary model
@@ -67,6 +69,7 @@ VERBS: dict[str, type[Verb]] = {
     "compare": Compare,
     "ablate": Ablate,
     "tune": Tune,
+    "report": Report,
     "bench": Bench,
     "export": Export,
     "merge": Merge,

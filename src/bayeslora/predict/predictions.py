@@ -120,6 +120,12 @@ def read_epistemic(path: Path) -> NDArray[np.float64]:
         return np.array([record["epistemic"] for record in records], dtype=np.float64)
 
 
+def read_choices(path: Path) -> NDArray[np.int64]:
+    """The options ``[N]`` that were taken for the answers, which of equally probable ones is not to be seen otherwise."""
+    with _reading(path) as records:
+        return np.array([record["choice"] for record in records], dtype=np.int64)
+
+
 @contextmanager
 def _reading(path: Path) -> Iterator[list[dict[str, Any]]]:
     """The records of a file. Whatever is wrong with them is told of the file."""

@@ -18,17 +18,15 @@ from matplotlib.lines import Line2D
 from bayeslora.errors import InputError
 from bayeslora.files import replacing
 from bayeslora.report.figures import DPI
-from bayeslora.report.marks import colour_and_marker
+from bayeslora.report.marks import Line, colour_and_marker, line_style
 from bayeslora.report.table import COLUMNS, Cell, Column, Row
 
 Curves = Mapping[str, Mapping[str, Row]]
 """Rows by the name of a curve and by value; values may be missing."""
 
-_WIDTH, _HEIGHT, _LEGEND = 2.9, 2.5, 0.3  # inches
-_Line = Literal["-", "--", "-.", ":", ""]
-_LINES: tuple[_Line, ...] = ("-", "--", "-.", ":")
+_WIDTH, _HEIGHT, _LEGEND = 2.25, 2.1, 0.3  # inches: three panels are as wide as a page
 _SEED = 3  # size of the mark of one seed, in points
-_LONG = 24  # characters of all ticks together; more of them are written aslant
+_LONG = 28  # characters of all ticks together, with spaces; more of them are written aslant
 
 
 def curves_figure(
@@ -104,7 +102,7 @@ def _draw(
 
 
 def _label(panel: Axes, column: Column, axis: str, ticks: Sequence[str]) -> None:
-    aslant = sum(map(len, ticks)) > _LONG
+    aslant = len(" ".join(ticks)) > _LONG
     panel.set_xticks(range(len(ticks)), ticks, rotation=30 if aslant else 0, ha="right" if aslant else "center")
     panel.set_xlim(-0.5, len(ticks) - 0.5)
     panel.set_xlabel(axis, fontsize=8, parse_math=False)
@@ -119,5 +117,5 @@ def _mark(number: int, name: str, *, joined: bool) -> Line2D:
     return Line2D([], [], color=colour, marker=marker, linestyle=_line(number, joined=joined), label=name)
 
 
-def _line(number: int, *, joined: bool) -> _Line:
-    return _LINES[number % len(_LINES)] if joined else ""
+def _line(number: int, *, joined: bool) -> Line | Literal[""]:
+    return line_style(number) if joined else ""

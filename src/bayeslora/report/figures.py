@@ -30,7 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from bayeslora.errors import InputError
 from bayeslora.files import replacing
-from bayeslora.metrics import accuracy, nll, reliability_bins
+from bayeslora.metrics import ReliabilityBins, accuracy, nll, reliability_bins
 from bayeslora.metrics.validation import check_classification
 
 DPI = 150
@@ -42,7 +42,8 @@ FEW = 10
 
 # From the palette of Okabe and Ito, which people of any colour vision can tell apart.
 _BLUE, _VERMILION, _GREY = "#0072B2", "#D55E00", "#7F7F7F"
-_LIGHT, _GAP_FILL, _HATCH = 0.35, 0.2, "////"
+_TINT = "#F7DFCC"  # a fifth of vermilion: in an SVG, a transparent colour would make its hatches transparent, too
+_LIGHT, _HATCH = 0.35, "////"
 _PAPER = {"boxstyle": "round", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
 
 _TICKS, _TICK_LABELS = (0, 0.25, 0.5, 0.75, 1), ("0", "0.25", "0.5", "0.75", "1")
@@ -55,8 +56,9 @@ _HISTOGRAM, _STEP = 0.25, 0.13  # height of a histogram as a share of the side, 
 _LEGEND_LINE, _NAME_LINE, _TITLE_LINE = 0.2, 0.19, 0.24
 
 _COLUMNS = 5  # panels in a row, at most
+_NARROW = 4.0  # inches; in a narrower figure the legend is smaller
 
-_SMALL, _MEDIUM, _LARGE = 8.0, 9.5, 11.5  # sizes of text in points
+_SMALLER, _SMALL, _MEDIUM, _LARGE = 7.0, 8.0, 9.5, 11.5  # sizes of text in points
 _CHARACTER = 0.62 / 72  # inches of width per point of size, on the safe side
 
 Predictions = Mapping[str, tuple[ArrayLike, ArrayLike]]
@@ -66,7 +68,7 @@ Floats = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, eq=False)
-class _Panel:
+class Panel:
     """What one panel shows: one entry per bin that has answers, and the metrics as text."""
 
     left: Floats
@@ -81,13 +83,15 @@ class _Panel:
 class _Layout:
     """Where things are, in inches from the lower left corner, and texts in lines that fit."""
 
-    def __init__(self, names: Sequence[str], title: str) -> None:
-        self.rows = math.ceil(len(names) / _COLUMNS)
+    def __init__(self, names: Sequence[str], title: str, page: float | None) -> None:
+        most = _COLUMNS if page is None else int((page - _LEFT - _RIGHT + _BETWEEN) / (_SMALLEST + _BETWEEN))
+        self.rows = math.ceil(len(names) / most)
         self.columns = math.ceil(len(names) / self.rows)  # rows as equal as can be
-        free = _PAGE - _LEFT - _RIGHT - (self.columns - 1) * _BETWEEN
+        free = (page or _PAGE) - _LEFT - _RIGHT - (self.columns - 1) * _BETWEEN
         self.side = min(_LARGEST, max(_SMALLEST, free / self.columns))
         self.width = _LEFT + self.columns * self.side + (self.columns - 1) * _BETWEEN + _RIGHT
         self.legend_columns = 2 if self.columns == 1 else 4
+        self.legend_size = _SMALL if self.width > _NARROW else _SMALLER
         self.names = [_wrap(name, self.side, _MEDIUM) for name in names]
         self.title = _wrap(title, self.width, _LARGE)
         self.base = 4 // self.legend_columns * _LEGEND_LINE
@@ -138,12 +142,20 @@ def reliability_figure(predictions: Predictions, path: str | os.PathLike[str], t
     return target
 
 
-def draw_reliability(predictions: Predictions, title: str = "") -> Figure:
-    """The figure that :func:`reliability_figure` writes: a diagram and, below it, a histogram per method."""
+def draw_reliability(predictions: Predictions, title: str = "", page: float | None = None) -> Figure:
+    """The figure that :func:`reliability_figure` writes: a diagram and, below it, a histogram per method.
+
+    With a ``page``, it is at most so many inches wide.
+    """
     if not predictions:
         raise InputError("no predictions to draw; give probabilities and labels of at least one method")
-    panels = [_panel(name, *prediction) for name, prediction in predictions.items()]
-    layout = _Layout(list(predictions), title)
+    return draw_panels({name: _panel(name, *prediction) for name, prediction in predictions.items()}, title, page)
+
+
+def draw_panels(named: Mapping[str, Panel], title: str = "", page: float | None = None) -> Figure:
+    """The same for panels that are made already."""
+    panels = list(named.values())
+    layout = _Layout(list(named), title, page)
     figure = Figure(figsize=(layout.width, layout.height), dpi=DPI, facecolor="white")
     FigureCanvasAgg(figure)
     top = max(math.ceil(10 * panel.share.max()) / 10 for panel in panels)  # the next tenth
@@ -153,28 +165,33 @@ def draw_reliability(predictions: Predictions, title: str = "") -> Figure:
         _draw_diagram(diagram, panel, layout.names[k], first=layout.leads(k))
         _draw_histogram(histogram, panel, top, first=layout.leads(k))
     figure.align_ylabels()
-    _draw_legend(figure, layout.legend_columns)
+    _draw_legend(figure, layout.legend_columns, layout.legend_size)
     y = 1 - 0.7 * _TOP / layout.height
     figure.text(0.5, y, layout.title, ha="center", va="top", fontsize=_LARGE, weight="bold", parse_math=False)
     return figure
 
 
-def _panel(name: str, probabilities: ArrayLike, labels: ArrayLike) -> _Panel:
-    p, y = check_classification(probabilities, labels, f"probabilities of {name!r}")
-    bins = reliability_bins(p, y, BINS)
+def make_panel(bins: ReliabilityBins, summary: str) -> Panel:
+    """What a panel shows of some bins; the summary stands in its corner."""
     shown = bins.count > 0
-    return _Panel(
+    return Panel(
         left=bins.edges[:-1][shown],
         width=np.diff(bins.edges)[shown],
         accuracy=bins.accuracy[shown],
         confidence=bins.confidence[shown],
-        share=bins.count[shown] / len(y),
+        share=bins.count[shown] / bins.count.sum(),
         strength=np.where(bins.count >= FEW, 1.0, _LIGHT)[shown],
-        summary=f"ACC {accuracy(p, y):.3f}\nNLL {nll(p, y):.3f}\nECE {bins.ece:.3f}",
+        summary=summary,
     )
 
 
-def _draw_diagram(axes: Axes, panel: _Panel, name: str, first: bool) -> None:
+def _panel(name: str, probabilities: ArrayLike, labels: ArrayLike) -> Panel:
+    p, y = check_classification(probabilities, labels, f"probabilities of {name!r}")
+    bins = reliability_bins(p, y, BINS)
+    return make_panel(bins, f"ACC {accuracy(p, y):.3f}\nNLL {nll(p, y):.3f}\nECE {bins.ece:.3f}")
+
+
+def _draw_diagram(axes: Axes, panel: Panel, name: str, first: bool) -> None:
     """Accuracy per bin, its gap to the mean confidence, and the diagonal on which both are equal."""
     _draw_bars(axes, panel, panel.accuracy, _shades(_BLUE, panel.strength), label="accuracy")
     _draw_gaps(axes, panel)
@@ -188,7 +205,7 @@ def _draw_diagram(axes: Axes, panel: _Panel, name: str, first: bool) -> None:
         axes.set_ylabel("accuracy", fontsize=_MEDIUM)
 
 
-def _draw_histogram(axes: Axes, panel: _Panel, top: float, first: bool) -> None:
+def _draw_histogram(axes: Axes, panel: Panel, top: float, first: bool) -> None:
     """Share of the answers per bin, on one scale for all panels."""
     _draw_bars(axes, panel, panel.share, [to_rgba(_GREY)] * len(panel.share), label="answers")
     axes.set_ylim(0, top)
@@ -201,13 +218,13 @@ def _draw_histogram(axes: Axes, panel: _Panel, top: float, first: bool) -> None:
         axes.set_ylabel("answers", fontsize=_SMALL)
 
 
-def _draw_bars(axes: Axes, panel: _Panel, height: Floats, colours: list[Colour], label: str) -> None:
+def _draw_bars(axes: Axes, panel: Panel, height: Floats, colours: list[Colour], label: str) -> None:
     axes.bar(
         panel.left, height, panel.width, align="edge", color=colours, edgecolor="white", linewidth=0.8, label=label
     )
 
 
-def _draw_gaps(axes: Axes, panel: _Panel) -> None:
+def _draw_gaps(axes: Axes, panel: Panel) -> None:
     """From accuracy to mean confidence: above the bar where the method is too sure, in it where not sure enough."""
     axes.bar(
         panel.left,
@@ -215,7 +232,7 @@ def _draw_gaps(axes: Axes, panel: _Panel) -> None:
         panel.width,
         bottom=panel.accuracy,
         align="edge",
-        color=_shades(_VERMILION, _GAP_FILL * panel.strength),
+        color=_shades(_TINT, panel.strength),
         edgecolor=_shades(_VERMILION, panel.strength),
         linewidth=0.8,
         hatch=_HATCH,
@@ -227,16 +244,14 @@ def _shades(colour: str, strength: Floats) -> list[Colour]:
     return [to_rgba(colour, float(s)) for s in strength]
 
 
-def _draw_legend(figure: Figure, columns: int) -> None:
+def _draw_legend(figure: Figure, columns: int, size: float) -> None:
     keys = [
         Patch(facecolor=_BLUE, label="accuracy"),
-        Patch(
-            facecolor=to_rgba(_VERMILION, _GAP_FILL), edgecolor=_VERMILION, hatch=_HATCH, label="gap to mean confidence"
-        ),
+        Patch(facecolor=_TINT, edgecolor=_VERMILION, hatch=_HATCH, label="gap to mean confidence"),
         Patch(facecolor=to_rgba(_BLUE, _LIGHT), label=f"fewer than {FEW} answers"),
         Line2D([], [], color="black", linestyle="--", linewidth=1, label="perfect calibration"),
     ]
-    figure.legend(handles=keys, loc="lower center", ncols=columns, fontsize=_SMALL, frameon=False, borderaxespad=0.2)
+    figure.legend(handles=keys, loc="lower center", ncols=columns, fontsize=size, frameon=False, borderaxespad=0.2)
 
 
 def _wrap(text: str, width: float, size: float) -> str:

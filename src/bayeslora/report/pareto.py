@@ -73,9 +73,24 @@ def pareto_figure(
         bounds: of constraints on the metrics; others are left out.
         title: above all panels.
     """
+    target = Path(path)
+    figure = draw_pareto(points, volumes, baseline=baseline, bounds=bounds, title=title)
+    with replacing(target) as partial:
+        figure.savefig(partial, format=target.suffix.removeprefix(".") or "png")
+    return target
+
+
+def draw_pareto(
+    points: Sequence[FrontPoint],
+    volumes: Sequence[float],
+    *,
+    baseline: Mapping[str, float],
+    bounds: Mapping[str, float],
+    title: str = "",
+) -> Figure:
+    """The figure that :func:`pareto_figure` writes."""
     if not points:
         raise InputError("there is nothing to draw; no trial has a result")
-    target = Path(path)
     figure = Figure(figsize=(2 * _SIDE, 2 * _SIDE + 0.5), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(2, 2)
@@ -85,10 +100,9 @@ def pareto_figure(
     shown = [kind for kind in _STYLES if (kind == "LoRA" and baseline) or any(point.kind == kind for point in points)]
     handles = [Line2D([], [], linestyle="", label=kind, **_STYLES[kind]) for kind in shown]  # type: ignore[arg-type]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=7.5, frameon=False)
-    figure.suptitle(title, fontsize=10, parse_math=False)
-    with replacing(target) as partial:
-        figure.savefig(partial, format=target.suffix.removeprefix(".") or "png")
-    return target
+    if title:
+        figure.suptitle(title, fontsize=10, parse_math=False)
+    return figure
 
 
 def _draw_pair(

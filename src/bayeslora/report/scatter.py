@@ -24,9 +24,17 @@ _SIDE, _LEGEND_LINE = 2.9, 0.22  # inches
 
 def scatter_figure(sections: Mapping[str, Mapping[str, Row]], path: str | os.PathLike[str]) -> Path:
     """Write the figure; rows need the metrics ``acc`` and ``ece``, and bars are standard deviations over seeds."""
+    target = Path(path)
+    figure = draw_scatter(sections)
+    with replacing(target) as partial:
+        figure.savefig(partial, format=target.suffix.removeprefix(".") or "png")
+    return target
+
+
+def draw_scatter(sections: Mapping[str, Mapping[str, Row]]) -> Figure:
+    """The figure that :func:`scatter_figure` writes."""
     if not sections:
         raise InputError("there is nothing to draw; no run has a result")
-    target = Path(path)
     methods = list(dict.fromkeys(method for rows in sections.values() for method in rows))
     columns = min(_COLUMNS, len(sections))
     lines, panels = math.ceil(len(sections) / columns), list(sections)
@@ -45,9 +53,7 @@ def scatter_figure(sections: Mapping[str, Mapping[str, Row]], path: str | os.Pat
         for method, (colour, marker) in zip(methods, map(colour_and_marker, range(len(methods))), strict=True)
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=legend_columns, fontsize=7.5, frameon=False)
-    with replacing(target) as partial:
-        figure.savefig(partial, format=target.suffix.removeprefix(".") or "png")
-    return target
+    return figure
 
 
 def _draw(ax: Axes, title: str, rows: Mapping[str, Row], methods: list[str]) -> None:
@@ -64,7 +70,7 @@ def _draw(ax: Axes, title: str, rows: Mapping[str, Row], methods: list[str]) -> 
             markersize=5.5,
             elinewidth=0.8,
         )
-    ax.set_title(title, fontsize=9.5)
+    ax.set_title(title, fontsize=9.5, parse_math=False)
     ax.set_xlabel("ECE in % (less is better)", fontsize=8)
     ax.set_ylabel("accuracy in %", fontsize=8)
     ax.tick_params(labelsize=7.5)

@@ -95,11 +95,11 @@ def markdown(rows: Mapping[str, Row], columns: Sequence[Column] = COLUMNS, what:
 
 def latex(rows: Mapping[str, Row], columns: Sequence[Column] = COLUMNS, what: str = "method") -> str:
     """The same as a LaTeX ``tabular`` (needs the package booktabs)."""
-    titles = [column.title.replace("↑", r"$\uparrow$").replace("↓", r"$\downarrow$") for column in columns]
+    titles = [escape_latex(column.title) for column in columns]
     lines = [
         rf"\begin{{tabular}}{{l{'r' * len(columns)}}}",
         r"\toprule",
-        " & ".join([_escape(what), *titles]) + r" \\",
+        " & ".join([escape_latex(what), *titles]) + r" \\",
         r"\midrule",
     ]
     body = _body(
@@ -110,7 +110,7 @@ def latex(rows: Mapping[str, Row], columns: Sequence[Column] = COLUMNS, what: st
         r"\textbf{{{}}}".format,
         r"{} $\pm$ {}".format,
         r"$^\dagger$",
-        escape=_escape,
+        escape=escape_latex,
     )
     return "\n".join([*lines, *body, r"\bottomrule", r"\end{tabular}"])
 
@@ -141,5 +141,20 @@ def _body(
     return [line.format(escape(method), between.join(shown(method, column) for column in columns)) for method in rows]
 
 
-def _escape(text: str) -> str:
-    return text.replace("\\", r"\textbackslash{}").replace("_", r"\_").replace("&", r"\&").replace("%", r"\%")
+_SPECIAL = str.maketrans(
+    {
+        **{sign: f"\\{sign}" for sign in "_&%$#{}"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "→": r"$\rightarrow$",
+        "↑": r"$\uparrow$",
+        "↓": r"$\downarrow$",
+        "×": r"$\times$",
+    }
+)
+
+
+def escape_latex(text: str) -> str:
+    """Text as LaTeX shows it, whatever signs it holds."""
+    return " ".join(text.translate(_SPECIAL).split())

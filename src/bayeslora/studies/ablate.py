@@ -20,13 +20,19 @@ from bayeslora.files import write_json
 from bayeslora.models.device import resolve_device
 from bayeslora.progress import Reporter, Silent
 from bayeslora.report.curves import Curves, curves_figure
-from bayeslora.report.table import COLUMNS, Cell, Column, Row
+from bayeslora.report.table import Cell, Row
 from bayeslora.studies.ablation import AblationStudy
 from bayeslora.studies.ablation_plan import Jobs, Variant, make_variants, plan_jobs
 from bayeslora.studies.ablations import Ablation, find_ablation
 from bayeslora.studies.evaluated import Places
 from bayeslora.studies.pool import Executor, Settings
-from bayeslora.studies.question_sections import QuestionSection, question_section, shift_section
+from bayeslora.studies.question_sections import (
+    ABLATION_COLUMNS,
+    PARAMETERS,
+    QuestionSection,
+    question_section,
+    shift_section,
+)
 from bayeslora.studies.runner import Evaluation, Runner, require_readable
 from bayeslora.studies.study import task_name
 from bayeslora.studies.tables import ABOUT_SHIFT, HOW_TO_READ, Tables
@@ -34,9 +40,6 @@ from bayeslora.tasks import load_task
 from bayeslora.train.config import to_dict
 from bayeslora.train.directory import RunDirectory
 from bayeslora.train.environment import describe_environment
-
-EPISTEMIC = Column("epistemic", "epistemic", ranked=False)
-PARAMETERS = Column("trainable", "parameters", ranked=False, digits=0)
 
 
 @dataclass
@@ -108,7 +111,7 @@ class _Study:
 
     def _own_section(self, title: str, places: Places) -> QuestionSection:
         """Results on the task that was learnt, with the sizes of the adapters."""
-        section = question_section(title, places, (*COLUMNS, EPISTEMIC))
+        section = question_section(title, places, ABLATION_COLUMNS)
         rows = {label: {**row, **self._size(label)} if row else row for label, row in section.rows.items()}
         return QuestionSection((*section.columns, PARAMETERS), rows, section.found)
 

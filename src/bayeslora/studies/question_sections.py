@@ -23,6 +23,8 @@ SHIFT_COLUMNS: tuple[Column, ...] = (
     Column("shift_auroc_epistemic", "AUROC, epistemic ↑", largest=True),
     Column("shift_auroc_entropy", "AUROC, entropy ↑", largest=True),
 )
+ABLATION_COLUMNS: tuple[Column, ...] = (*COLUMNS, Column("epistemic", "epistemic", ranked=False))
+PARAMETERS = Column("trainable", "parameters", ranked=False, digits=0)
 
 
 @dataclass(frozen=True)

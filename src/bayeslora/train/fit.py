@@ -95,6 +95,7 @@ class Fit(Generic[Lesson]):
         self._epochs: int = self._given("epochs")
         self._draws: int = self._given("draws")
         self._taken: _Taken[Lesson] | None = None
+        self._kl: dict[str, float] = {}  # both terms and their weight, at the last step that was looked at
         self._terms: float = sum(map(self.objective.terms, self.examples)) / max(1, len(self.examples))
 
     @property
@@ -192,6 +193,7 @@ class Fit(Generic[Lesson]):
         total, count = state.train_nll
         terms = sum(map(self.objective.terms, taken.examples))
         state.train_nll = (total + nll, count + terms)
+        self._kl = {"inducing": kl_inducing, "conditional": kl_conditional, "weight": taken.kl_weight}
         if self.log is not None:
             figures = {"nll": nll / terms, "kl_inducing": kl_inducing, "kl_conditional": kl_conditional}
             figures |= {"kl_weight": taken.kl_weight, "learning_rate": taken.learning_rate}
@@ -247,7 +249,8 @@ class Fit(Generic[Lesson]):
             metrics = self._validate()
         except ArithmeticError as error:
             raise TrainingDiverged(f"evaluation after step {state.step} of {self.steps}: {error}") from error
-        state.history.append({"epoch": epoch, "step": state.step, "train_nll": total / count, "validation": metrics})
+        learnt = {"epoch": epoch, "step": state.step, "train_nll": total / count, "kl": self._kl}
+        state.history.append({**learnt, "validation": metrics})
         self.report.say(
             f"epoch {epoch}/{self._epochs}: train nll {total / count:.4f}, validation "
             + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())

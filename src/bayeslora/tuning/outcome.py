@@ -118,7 +118,7 @@ def write_outcome(outcome: Outcome, space: Space, out: Path, device: torch.devic
 
 def describe(outcome: Outcome) -> str:
     """All trials as a table in Markdown, and what to make of them."""
-    parts = [_table(outcome), _verdict(outcome)]
+    parts = [_table(outcome), verdict(outcome)]
     failures = [f"- trial {trial.number}: {trial.failure}" for trial in outcome.trials if trial.failure]
     if failures:
         parts.append("Failed:\n\n" + "\n".join(failures))
@@ -138,7 +138,8 @@ def _table(outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
-def _verdict(outcome: Outcome) -> str:
+def verdict(outcome: Outcome) -> str:
+    """What to make of the trials, in a sentence."""
     bounds = ", ".join(f"{text} ({bound:.4g})" if "lora" in text else text for text, bound in outcome.bounds.items())
     if outcome.chosen is None:
         return f"No trial keeps {bounds}; loosen the constraints, widen the search, or give more trials."
@@ -169,8 +170,9 @@ def _record(outcome: Outcome, device: torch.device) -> dict[str, Any]:
     }
 
 
-def _draw(outcome: Outcome, path: Path) -> None:
-    points = [
+def front_points(outcome: Outcome) -> list[FrontPoint]:
+    """The trials that did not fail, to be drawn."""
+    return [
         FrontPoint(
             metrics=trial.outcomes,
             feasible=bool(outcome.feasible[trial.number]),
@@ -180,12 +182,20 @@ def _draw(outcome: Outcome, path: Path) -> None:
         for trial in outcome.trials
         if trial.outcomes
     ]
+
+
+def metric_bounds(outcome: Outcome) -> dict[str, float]:
+    """The bounds by the outcome they are about."""
+    return {limit.outcome: limit.bound(outcome.baseline) for limit in outcome.tuning.limits}
+
+
+def _draw(outcome: Outcome, path: Path) -> None:
     run = outcome.tuning.run
     pareto_figure(
-        points,
+        front_points(outcome),
         outcome.hypervolumes,
         path,
         baseline=outcome.baseline,
-        bounds={limit.outcome: limit.bound(outcome.baseline) for limit in outcome.tuning.limits},
+        bounds=metric_bounds(outcome),
         title=f"{run.method} on {Path(run.task).stem}, validation split",
     )

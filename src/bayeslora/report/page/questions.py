@@ -1,0 +1,136 @@
+"""Predictions of questions that a run has saved: read, held against the saved figures, and drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bayeslora import metrics
+from bayeslora.predict.predictions import read_choices, read_epistemic, read_predictions
+from bayeslora.report.certainty import draw_confidence, draw_epistemic
+from bayeslora.report.figures import draw_reliability
+from bayeslora.report.page.blocks import Drawing
+from bayeslora.report.page.reading import checking, require_equal
+from bayeslora.report.panel import COLUMN
+from bayeslora.report.selective import draw_risk_coverage
+from bayeslora.train.directory import RunDirectory
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What was answered.
+
+    Attributes:
+        ids: of the questions.
+        probabilities: ``[N, O]``.
+        gold: ``[N]``, right options.
+        choices: ``[N]``, options that were taken.
+        epistemic: ``[N]``, uncertainty in the weights; all 0 without draws.
+    """
+
+    ids: list[str]
+    probabilities: NDArray[np.float64]
+    gold: NDArray[np.int64]
+    choices: NDArray[np.int64]
+    epistemic: NDArray[np.float64]
+
+    @property
+    def confidence(self) -> NDArray[np.float64]:
+        """Largest probabilities."""
+        return np.asarray(self.probabilities.max(axis=1))
+
+    @property
+    def correct(self) -> NDArray[np.bool_]:
+        """Which answers are right."""
+        return np.asarray(self.choices == self.gold)
+
+    def metrics(self) -> dict[str, float]:
+        """Computed again, as far as that can be done without the questions."""
+        p, gold = self.probabilities, self.gold
+        return {
+            "acc": float(self.correct.mean()),
+            "nll": metrics.nll(p, gold),
+            "ece": metrics.ece(p, gold),
+            "brier": metrics.brier(p, gold),
+            "adaptive_ece": metrics.adaptive_ece(p, gold),
+            "mce": metrics.reliability_bins(p, gold).mce,
+            "aurc": metrics.aurc(self.confidence, self.correct),
+            "confidence": float(self.confidence.mean()),
+            "entropy": float(metrics.entropy(p).mean()),
+            "epistemic": float(self.epistemic.mean()),
+        }
+
+
+def read_answers(path: Path, saved: dict[str, float]) -> Answers:
+    """The predictions in the directory of a run; ``saved`` are its figures, which they must give."""
+    directory = RunDirectory(path)
+    with checking(directory.predictions):
+        ids, probabilities, gold = read_predictions(directory.predictions)
+        choices = read_choices(directory.predictions)
+        drawn = "epistemic" in saved
+        epistemic = read_epistemic(directory.predictions) if drawn else np.zeros(len(ids))
+        answers = Answers(ids, probabilities, gold, choices, epistemic)
+        again = answers.metrics()
+    require_equal(directory.result, saved, again)
+    return answers
+
+
+def answer_drawings(answers: Answers) -> list[Drawing]:
+    """How right its confidence is, and what it is good for."""
+    again, count = answers.metrics(), len(answers.gold)
+    whole = {"": (answers.probabilities, answers.gold)}
+    drawings = [
+        Drawing(
+            "reliability",
+            draw_reliability(whole, page=COLUMN),
+            "Reliability: how often answers of a given confidence are right. Hatched gaps, weighted by the number of answers "
+            "below, add up to the ECE; a gap above its bar is overconfidence.",
+            f"Reliability diagram of {count} answers: accuracy {again['acc']:.3f} at a mean confidence of "
+            f"{again['confidence']:.3f}, expected calibration error {again['ece']:.3f}.",
+        ),
+        Drawing(
+            "risk-coverage",
+            draw_risk_coverage({"this run": (answers.confidence, answers.correct)}),
+            f"Risk and coverage: errors among the surest answers. Area under the curve (AURC): {again['aurc']:.4f}.",
+            f"Risk-coverage curve: {_risks(answers)}.",
+        ),
+        Drawing(
+            "confidence",
+            draw_confidence(answers.confidence, answers.correct),
+            "Confidence of right and of wrong answers. Wrong ones on the right were sure.",
+            f"Histogram of confidence: mean {_mean(answers.confidence, answers.correct)}.",
+        ),
+    ]
+    if answers.epistemic.any():
+        drawings.append(_epistemic(answers))
+    return drawings
+
+
+def _epistemic(answers: Answers) -> Drawing:
+    wrong = ~answers.correct
+    told = ""
+    if 0 < wrong.sum() < len(wrong):
+        auroc = metrics.auroc(answers.epistemic, wrong)
+        told = f" It tells wrong answers from right ones with an AUROC of {auroc:.3f} (0.5: not at all)."
+    return Drawing(
+        "epistemic",
+        draw_epistemic(answers.epistemic, answers.correct),
+        f"Epistemic uncertainty: how much the weight draws disagree.{told}",
+        f"Histogram of epistemic uncertainty in nats: mean {_mean(answers.epistemic, answers.correct)}.{told}",
+    )
+
+
+def _risks(answers: Answers) -> str:
+    shares = (
+        (share, metrics.accuracy_at_coverage(answers.confidence, answers.correct, share)) for share in (0.25, 0.5, 1)
+    )
+    return ", ".join(f"{1 - accuracy:.3f} wrong among the surest {share:.0%}" for share, accuracy in shares)
+
+
+def _mean(values: NDArray[Any], correct: NDArray[np.bool_]) -> str:
+    kinds = (("right", values[correct]), ("wrong", values[~correct]))
+    return " and ".join(f"{some.mean():.3f} where {kind}" for kind, some in kinds if len(some))

@@ -1,0 +1,67 @@
+"""Reading what runs and studies have saved: whatever is wrong with a file is told in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bayeslora.errors import InputError
+
+TOLERANCE = 1e-6
+"""How far figures that are computed again may be from those that were saved."""
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """A JSON object."""
+    with checking(path):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(record, dict):
+            raise TypeError("no JSON object")
+        return record
+
+
+@contextmanager
+def checking(path: Path) -> Iterator[None]:
+    """Inside the block, what a file lacks or holds in vain is told of it."""
+    try:
+        yield
+    except InputError:
+        raise
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; restore it, or run its command again") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(
+            f"{path}: is not as bayeslora wrote it ({reason}); restore it, or run its command again"
+        ) from error
+
+
+def numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """Figures by name."""
+    return {str(name): float(value) for name, value in record.items()}
+
+
+def require_equal(path: Path, saved: Mapping[str, float], again: Mapping[str, float]) -> None:
+    """Refuse saved figures that are not those of the saved predictions."""
+    for name, value in again.items():
+        if name in saved and abs(saved[name] - value) > TOLERANCE * max(1.0, abs(value)):
+            raise InputError(
+                f"{path}: says {name} {saved[name]:.6g}, but the predictions beside it give {value:.6g}; they do not belong "
+                "together, run its command again"
+            )
+
+
+def file_names(titles: Iterable[str]) -> dict[str, str]:
+    """Names for files by title: plain letters, each its own."""
+    found: dict[str, str] = {}
+    for title in titles:
+        plain = re.sub(r"[^a-z0-9]+", "-", title.replace("→", "to").lower()).strip("-")[:60] or "part"
+        name, number = plain, 2
+        while name in found.values():
+            name, number = f"{plain}-{number}", number + 1
+        found[title] = name
+    return found
