@@ -161,7 +161,7 @@ REFUSED = [
     ),
     (
         {"adapter": AdapterConfig(settings={"flow_depth": "deep"})},
-        "settings of method 'bayesian-lora': flow_depth='deep' is of the wrong kind",
+        "settings of method 'bayesian-lora': flow_depth is 'deep'; give a whole number",
     ),
     (
         {"method": "lora", "adapter": AdapterConfig(settings={"flow_depth": 1})},

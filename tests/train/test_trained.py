@@ -32,11 +32,15 @@ ASK = ("Is 3 even?", ["yes", "no"])
 WORDS = ["--question", "Is 3 even?", "--choice", "yes", "--choice", "no"]
 
 
+WIDE = run_config(adapter=AdapterConfig(rank=2, targets=("q_proj", "v_proj"), settings={"init_sd_u": 0.1}))
+"""A run that is not sure of everything it has seen, so that there is something to calibrate."""
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that is done; not to be changed."""
     out = tmp_path_factory.mktemp("trained") / "run"
-    train(run_config(), out)
+    train(WIDE, out)
     return out
 
 
@@ -287,7 +291,7 @@ def test_calibration_changes_nothing_but_itself(trained: Path, calibrated: Path)
     before, after = contents(trained), contents(calibrated)
     assert after.keys() - before.keys() == {"adapter/calibration.json"}
     assert {name for name in before if before[name] != after[name]} == {"adapter/adapter_config.json"}
-    assert train(run_config(), calibrated) == read_json(trained / "result.json")  # the run is still this run
+    assert train(WIDE, calibrated) == read_json(trained / "result.json")  # the run is still this run
 
 
 def test_predictions_follow_the_temperature(calibrated: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from bayeslora.errors import did_you_mean
+from bayeslora.kinds import check_kinds
 from bayeslora.posterior.adalora import AdaloraPosterior
 from bayeslora.posterior.base import Posterior
 from bayeslora.posterior.blob import BlobPosterior
@@ -52,6 +53,7 @@ def make_settings(name: str, config_class: type, settings: Mapping[str, Any]) ->
             raise ValueError(
                 f"posterior {name!r} has no setting {setting!r}; it has {allowed}{did_you_mean(setting, known)}"
             )
+    check_kinds(config_class, settings)
     return config_class(**settings)
 
 

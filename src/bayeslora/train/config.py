@@ -16,6 +16,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from bayeslora.depth import check_depth
 from bayeslora.errors import InputError, did_you_mean
+from bayeslora.kinds import check_kinds
 
 Schedule = Literal["linear", "cosine", "cyclic", "multistep", "constant"]
 
@@ -250,9 +251,6 @@ def resolve(config: RunConfig) -> RunConfig:
         settings = asdict(make_settings(method.posterior, distribution.config_class, settings))
     except ValueError as error:
         raise InputError(f"settings of method {method.name!r}: {error}") from error
-    except TypeError as error:
-        shown = ", ".join(f"{name}={value!r}" for name, value in config.adapter.settings.items())
-        raise InputError(f"settings of method {method.name!r}: {shown} is of the wrong kind ({error})") from error
     given = {name: value for name in _names(TrainingConfig) if (value := getattr(config.training, name)) is not None}
     training = {"rate_multipliers": dict(distribution.rate_multipliers), **COMMON, **preset.training}
     training |= {**given, "rate_multipliers": {**training["rate_multipliers"], **given.get("rate_multipliers", {})}}
@@ -290,6 +288,7 @@ def from_dict(values: Mapping[str, Any]) -> RunConfig:
     for name in ("model", "task"):
         if name not in tree:
             raise InputError(f"setting {name!r} is missing; give it")
+    check_kinds(RunConfig, tree)
     return RunConfig(**tree)
 
 
@@ -316,6 +315,7 @@ def _part(kind: Any, values: Any) -> Any:
         raise InputError(f"settings of {kind.__name__} are {values!r}; give a JSON object")
     for name in values:
         _check_name(name, _names(kind))
+    check_kinds(kind, values)
     return kind(**{name: _plain(value) for name, value in values.items()})
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from peft import PeftModel
 from peft.utils import CONFIG_NAME
 
 from bayeslora.adapter import BayesLoraModel
+from bayeslora.adapter.loading import load_adapter
 from bayeslora.depth import check_depth
 from bayeslora.errors import InputError
 from bayeslora.files import replacing
@@ -229,7 +230,7 @@ def load_run(
         raise InputError(f"{directory.path}: has no adapter yet; give its train command again to go on with it")
     foreign = find_method(config.method).foreign()
     loaded = loaded or load_base(config, device)
-    model: Any = PeftModel.from_pretrained(loaded.model, str(directory.adapter)).eval()
+    model = load_adapter(loaded.model, directory.adapter)
     calibrated = not raw and directory.calibration.exists()
     calibration = Calibration.load(directory.calibration) if calibrated else Calibration()
     if foreign is not None:

@@ -1,0 +1,41 @@
+"""Adapters from directories that anybody may have written or damaged: loaded whole, or refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from peft import PeftModel, get_peft_model_state_dict
+from peft.utils import SAFETENSORS_WEIGHTS_NAME
+from safetensors import safe_open
+from torch import nn
+
+from bayeslora.errors import InputError
+
+
+def load_adapter(base: nn.Module, place: Path) -> PeftModel:
+    """The base model with the adapter that lies at ``place``, in evaluation mode.
+
+    PEFT goes on where tensors are missing, with random numbers in their place, and looks for pickled ones where there is no
+    file of safetensors. Here both are refused.
+    """
+    weights = place / SAFETENSORS_WEIGHTS_NAME
+    if not weights.is_file():
+        raise InputError(f"{place}: has no {weights.name}; restore it, or train again with --force")
+    try:
+        model = PeftModel.from_pretrained(base, str(place)).eval()
+        with safe_open(weights, "pt") as file:
+            found = set(file.keys())
+    except (InputError, OSError, torch.cuda.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever a broken file leads to
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(
+            f"{place}: holds no adapter that can be loaded ({reason}); restore it, or train again with --force"
+        ) from error
+    strangers = found ^ set(get_peft_model_state_dict(model))
+    if strangers:
+        name = min(strangers)
+        what = "holds a tensor that is not the adapter's" if name in found else "lacks a tensor of the adapter"
+        raise InputError(f"{weights}: {what}, {name!r}; restore it, or train again with --force")
+    return model
