@@ -29,11 +29,11 @@ from bayeslora.predict.calibrate import (
     describe_target,
     fit_temperature,
 )
-from bayeslora.predict.generate import Generation, Prompt, Writing, generate
+from bayeslora.predict.generate import Prompt, Writing, generate
 from bayeslora.predict.predictions import Predictions, main_metrics
 from bayeslora.predict.predictor import Predictor
 from bayeslora.predict.token_predictor import TokenPredictor
-from bayeslora.predict.written import Watch
+from bayeslora.predict.written import Generation, Watch
 from bayeslora.progress import Reporter, Silent
 from bayeslora.tasks import Item, Task, load_task, make_item, require_gold
 from bayeslora.train.config import RunConfig, from_dict
