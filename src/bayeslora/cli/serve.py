@@ -42,12 +42,13 @@ class Serve(OfRun):
         from bayeslora.serve.run import bind, is_local, read_token, serve, url_of
 
         token = read_token(self.token_file)
+        listening = bind(self.host, self.port)
         if token is None and not is_local(self.host):
             print(
                 f"bayeslora: warning: everybody who reaches {self.host} may ask; give --token-file or BAYESLORA_TOKEN",
                 file=sys.stderr,
             )
-        with bind(self.host, self.port) as listening, self.loaded(raw=self.raw) as trained:
+        with listening, self.loaded(raw=self.raw) as trained:
             if trained.samples > self.limits.max_samples:
                 raise InputError(
                     f"samples is {trained.samples} and max-samples {self.limits.max_samples}; raise that, or give --samples"

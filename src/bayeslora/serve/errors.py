@@ -103,6 +103,8 @@ def install_handlers(app: FastAPI) -> None:
 def _validation_body(errors: Sequence[Any]) -> dict[str, Any]:
     """The first mistake; the others are often its consequences."""
     first = errors[0]
+    if first["type"] == "json_invalid":
+        return error_body(422, f"the body is no valid JSON: {first['ctx']['error']}", code="json_invalid")
     place = ".".join(str(part) for part in first["loc"] if part != "body")
     text = first["msg"].removeprefix("Value error, ")
     return error_body(422, f"{place}: {text}" if place else text, code=first["type"], param=place[:SHOWN] or None)
