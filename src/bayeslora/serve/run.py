@@ -42,7 +42,8 @@ def bind(host: str, port: int) -> socket.socket:
         raise InputError(f"port is {port}; give a number from 0 (any that is free) to 65535")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        taken = socket.socket(family, socket.SOCK_STREAM)
+        # with the protocol named, asyncio sends small answers at once; else each would wait 40 ms for the client's receipt
+        taken = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except OSError as error:
         raise InputError(f"host is {host!r}, which is no address of this machine ({error}); try 127.0.0.1") from error
     try:
