@@ -63,8 +63,9 @@ def main() -> None:
         with server(run, given.queue) as (process, url):
             put(url, questions, range(20), 1)  # what is slow the first time
             alone = put(url, questions, range(given.requests // 5), 1)
+            before = batches(fetch(url, "/metrics"))
             together = put(url, questions, range(given.requests), given.clients, process.pid)
-            metrics = fetch(url, "/metrics")
+            answered, computed = batches(fetch(url, "/metrics")) - before
         with server(run, given.short_queue) as (_, url):
             crowded = put(url, questions, range(given.requests // 5), given.clients)
     record = {
@@ -75,7 +76,7 @@ def main() -> None:
         "one_at_a_time": figures(alone, expected),
         "together": {
             **figures(together, expected),
-            "requests_per_batch": mean_batch(metrics),
+            "requests_per_batch": answered / computed,
             "memory": flatness(together.memory, given.requests),
         },
         "short_queue": {"queue": given.short_queue, **figures(crowded, expected)},
@@ -207,14 +208,11 @@ def rate(load: Load) -> float:
     return len(load.latencies) / load.seconds
 
 
-def mean_batch(metrics: str) -> float:
-    """Questions that were answered together, on average over the whole life of the server."""
-    found = dict(
-        line.rsplit(" ", 1) for line in metrics.splitlines() if "batch_size_" in line and 'kind="choices"}' in line
-    )
-    names = ('bayeslora_batch_size_sum{kind="choices"}', 'bayeslora_batch_size_count{kind="choices"}')
-    total, count = (float(found[name]) for name in names)
-    return total / count
+def batches(metrics: str) -> np.ndarray:
+    """Questions answered so far, and batches that took."""
+    names = [f'bayeslora_batch_size_{what}{{kind="choices"}}' for what in ("sum", "count")]
+    found = dict(line.rsplit(" ", 1) for line in metrics.splitlines())
+    return np.array([float(found[name]) for name in names])
 
 
 def flatness(memory: Sequence[tuple[int, int]], requests: int) -> dict[str, float]:
