@@ -157,6 +157,8 @@ def test_seeds_and_top_k():
     bold = [generate(model, TOKENIZER, PROMPTS, Writing(max_new_tokens=12, temperature=1.5, seed=s)) for s in (1, 1, 2)]
     assert bold[0] == bold[1] != bold[2]
     timid = generate(model, TOKENIZER, PROMPTS, Writing(max_new_tokens=5, temperature=1.5, top_k=1))
+    cold = generate(model, TOKENIZER, PROMPTS, Writing(max_new_tokens=5, temperature=1e-160, top_p=1e-300))
+    assert [got.token_ids for got in cold] == [got.token_ids for got in timid]
     assert [got.token_ids for got in timid] == [got.token_ids for got in generate(model, TOKENIZER, PROMPTS, SHORT)]
 
 

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[Mapping[str, str]]
 """Plain text, or the messages of a chat: dictionaries with ``role`` and ``content``."""
 
+LEAST_TEMPERATURE = 1e-6
+"""Below it the most probable token is all that is drawn, and log-probabilities divided by it would overflow."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Writing:
@@ -59,6 +62,11 @@ class Writing:
         if "" in self.stop:
             raise InputError("stop holds an empty text, which would end everything at once; leave it out")
 
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable token is taken each time."""
+        return self.temperature < LEAST_TEMPERATURE
+
     def arguments(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """The same for ``generate`` of transformers."""
         drawn = {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
@@ -68,7 +76,7 @@ class Writing:
             "max_new_tokens": self.max_new_tokens,
             "pad_token_id": _pad_token(tokenizer),
             "num_beams": 1,
-            **(drawn if self.temperature > 0 else chosen),
+            **(chosen if self.greedy else drawn),
             **ends,
         }
 

@@ -40,7 +40,7 @@ COMPLETION_TOKENS = 16
 def create_app(engine: Engine, name: str, token: str | None = None) -> FastAPI:
     """The server as an ASGI application; its worker lives as long as its lifespan."""
     limits = engine.limits
-    server = _Endpoints(engine, name)
+    server = _Endpoints(engine, name, wants_token=token is not None)
     metrics = Metrics(
         sorted({route.path for route in server.router.routes if hasattr(route, "path")} | {"/openapi.json"})
     )
@@ -75,7 +75,7 @@ def create_app(engine: Engine, name: str, token: str | None = None) -> FastAPI:
 
 
 class _Endpoints:
-    def __init__(self, engine: Engine, name: str) -> None:
+    def __init__(self, engine: Engine, name: str, *, wants_token: bool) -> None:
         self.name = name
         self.limits = engine.limits
         self.samples = engine.trained.samples
@@ -83,11 +83,12 @@ class _Endpoints:
         self.metrics: Metrics
         self.evaluation = evaluate_run(engine.trained, name, self.limits.max_samples)
         self.created = int(engine.trained.directory.config.stat().st_mtime)
-        self.router = self._routes()
+        self.router = self._routes(wants_token=wants_token)
 
-    def _routes(self) -> APIRouter:
+    def _routes(self, *, wants_token: bool) -> APIRouter:
+        """Tokens are checked at the gate; here they are described."""
         router = APIRouter()
-        bearer = [Depends(HTTPBearer(auto_error=False, description="Needed where the server was given a token."))]
+        bearer = [Depends(HTTPBearer(auto_error=False))] if wants_token else []
         look: dict[str, Any] = {"methods": ["GET"], "dependencies": bearer, "responses": LOOK_ERRORS}
         work: dict[str, Any] = {"methods": ["POST"], "dependencies": bearer}
         router.add_api_route("/healthz", self.health, methods=["GET"])

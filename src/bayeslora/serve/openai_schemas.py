@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from bayeslora.serve.limits import MESSAGES, PROMPTS, STOPS, TOP_LOGPROBS
-from bayeslora.serve.schemas import Asked, Samples, Text
+from bayeslora.serve.schemas import Asked, Samples, SomeText, Text
 
 StopText = Annotated[str, Field(min_length=1, max_length=64)]
 Ignored = Annotated[Any, Field(default=None, description="Taken, and without effect.")]
@@ -58,7 +58,7 @@ class TextRequest(Asked):
 class CompletionRequest(TextRequest):
     """Texts to continue."""
 
-    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=PROMPTS)]
+    prompt: SomeText | Annotated[list[SomeText], Field(min_length=1, max_length=PROMPTS)]
     logprobs: int | None = Field(
         default=None, ge=0, le=TOP_LOGPROBS, description="How many of the most probable tokens to tell."
     )

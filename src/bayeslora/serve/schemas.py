@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from bayeslora.serve.limits import CHOICES, TEXT_CHARACTERS
 
 Text = Annotated[str, Field(max_length=TEXT_CHARACTERS)]
+SomeText = Annotated[str, Field(min_length=1, max_length=TEXT_CHARACTERS)]
 Samples = Annotated[
     int | None,
     Field(
@@ -20,7 +21,7 @@ Samples = Annotated[
 class Asked(BaseModel):
     """A request: what it does not know it refuses, so that no misspelt word goes unnoticed."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class ErrorDetail(BaseModel):
@@ -41,8 +42,8 @@ class ErrorReply(BaseModel):
 class ChoicesRequest(Asked):
     """A question and the choices it has."""
 
-    question: Text = Field(min_length=1, description="The question.", examples=["Which of these can fly?"])
-    choices: list[Text] = Field(
+    question: SomeText = Field(description="The question.", examples=["Which of these can fly?"])
+    choices: list[SomeText] = Field(
         min_length=2, max_length=CHOICES, description="What may be answered.", examples=[["a bat", "a trout"]]
     )
     passage: Text = Field(default="", description="A text that the question is about.")

@@ -186,7 +186,7 @@ class Worker:
 
     def _kind_of_text(self, job: TextJob) -> Hashable:
         text = job.request
-        together = self._engine.batches_texts and text.writing.temperature == 0
+        together = self._engine.batches_texts and text.writing.greedy
         return (text.writing, text.samples) if together else id(job)
 
 
