@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from bayeslora import load_model, load_run
-from bayeslora.serve.engine import Engine, Question
+from bayeslora.predict.generate import Writing
+from bayeslora.serve.engine import Engine, Question, Text
 from bayeslora.serve.limits import Limits
 from bayeslora.serve.metrics import Metrics
 from bayeslora.serve.worker import Job, Worker
@@ -156,6 +157,35 @@ def test_a_batch_that_fails_is_answered_one_by_one(trained: TrainedModel) -> Non
     assert worker.close(20)
     assert isinstance(jobs[1].future.exception(), RuntimeError)
     assert all(jobs[k].future.result().answer.probabilities for k in (0, 2))
+
+
+def test_a_batch_of_texts_that_fails_is_not_told_twice(trained: TrainedModel) -> None:
+    """What was told is over; what was not is written alone."""
+
+    class Spoilt(Engine):
+        def write(self, texts: Any, lengths: Any, tell: Any) -> Any:
+            def spoil(pieces: Any) -> None:
+                tell(pieces)
+                if len(texts) > 1:
+                    raise RuntimeError("spoilt")
+
+            return super().write(texts, lengths, spoil)
+
+    worker = Worker(Spoilt(trained, Limits()), 8, Metrics([]))
+    told: list[Any] = []
+    text = Text("red", Writing(max_new_tokens=3), 3)
+    jobs: list[Any] = [Job(text, told.append), Job(text)]
+    worker.write(jobs)
+    worker.start()
+    assert worker.close(20) and not worker.works
+    assert isinstance(jobs[0].future.exception(), RuntimeError) and len(told) == 1
+    assert jobs[1].future.result().generation == trained.generate(["red"], text.writing)[0]
+
+
+def test_texts_are_written_in_parts_that_fit_the_memory(trained: TrainedModel) -> None:
+    engine = Engine(trained, Limits())
+    text = Text("red", Writing(max_new_tokens=60), 4)
+    assert engine.rows_at_once(text, 40) == 16384 // 400 and engine.rows_at_once(text, 10**6) == 1
 
 
 @pytest.mark.parametrize(

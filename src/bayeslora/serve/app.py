@@ -46,7 +46,7 @@ def create_app(engine: Engine, name: str, token: str | None = None) -> FastAPI:
     )
     worker = Worker(engine, limits.queue, metrics)
     metrics.depth = lambda: worker.depth
-    server.metrics, server.desk = metrics, Desk(worker, limits.timeout)
+    server.metrics, server.worker, server.desk = metrics, worker, Desk(worker, limits.timeout)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -81,6 +81,7 @@ class _Endpoints:
         self.samples = engine.trained.samples
         self.desk: Desk
         self.metrics: Metrics
+        self.worker: Worker
         self.evaluation = evaluate_run(engine.trained, name, self.limits.max_samples)
         self.created = int(engine.trained.directory.config.stat().st_mtime)
         self.router = self._routes(wants_token=wants_token)
@@ -91,7 +92,7 @@ class _Endpoints:
         bearer = [Depends(HTTPBearer(auto_error=False))] if wants_token else []
         look: dict[str, Any] = {"methods": ["GET"], "dependencies": bearer, "responses": LOOK_ERRORS}
         work: dict[str, Any] = {"methods": ["POST"], "dependencies": bearer}
-        router.add_api_route("/healthz", self.health, methods=["GET"])
+        router.add_api_route("/healthz", self.health, methods=["GET"], responses=described(503))
         router.add_api_route("/metrics", self.prometheus, response_class=Response, **look)
         router.add_api_route("/v1/models", self.models, **look)
         router.add_api_route("/v1/evaluation", self.evaluated, **look)
@@ -105,6 +106,8 @@ class _Endpoints:
 
     async def health(self) -> Health:
         """Whether the server is up."""
+        if not self.worker.works:
+            raise Failure(503, "the worker has stopped")
         return Health(status="ok")
 
     async def prometheus(self) -> Response:
@@ -180,7 +183,8 @@ class _Endpoints:
             return reply.whole(await self.desk.write(request, texts))
         events = await self.desk.stream(request, texts)
         usage = body.stream_options is not None and body.stream_options.include_usage
-        return StreamingResponse(_sent(_pieces(events, reply, usage=usage)), media_type="text/event-stream")
+        sent = _sent(_pieces(events, reply, usage=usage))
+        return StreamingResponse(sent, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
     def _samples(self, wanted: int | None) -> int:
         samples = self.samples if wanted is None else wanted

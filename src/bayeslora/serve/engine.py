@@ -150,6 +150,11 @@ class Engine:
             )
         return len(ids)
 
+    def rows_at_once(self, text: Text, longest: int) -> int:
+        """How many texts like this, with prompts of so many tokens at most, are written together for the memory they take."""
+        tokens = max(1, text.samples) * (longest + text.writing.max_new_tokens)
+        return max(1, self.trained.config.prediction.batch_tokens // tokens)
+
     def write(
         self, texts: Sequence[Text], lengths: Sequence[int], tell: Callable[[Mapping[int, Piece]], None]
     ) -> list[Written]:

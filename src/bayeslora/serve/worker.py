@@ -48,12 +48,20 @@ class Job(Generic[Request, Result]):
         tell: told, by the worker's thread, of every token of a text.
         future: the result to be.
         abandoned: nobody waits any more, though it was begun.
+        told: whether tokens were told, which cannot be taken back.
     """
 
     request: Request
     tell: Callable[[Piece], None] | None = None
     future: Future[Result] = field(default_factory=Future)
     abandoned: bool = False
+    told: bool = False
+
+    def tell_piece(self, piece: Piece) -> None:
+        """Tell of a token, if that is wanted."""
+        if self.tell is not None:
+            self.told = True
+            self.tell(piece)
 
     def abandon(self) -> None:
         """Drop it, or if it was begun, end it as soon as possible."""
@@ -102,6 +110,11 @@ class Worker:
             for job in waiting:
                 job.abandon()
         return False
+
+    @property
+    def works(self) -> bool:
+        """Whether anything that waits will be done."""
+        return self._thread.is_alive()
 
     @property
     def depth(self) -> int:
@@ -161,19 +174,24 @@ class Worker:
 
     def _write(self, jobs: Sequence[TextJob]) -> None:
         ready = _prepared(jobs, self._engine.measure)
-        if ready:
-            self._metrics.batches["texts"].observe(len(ready))
-            _settle(ready, self._write_together)
+        if not ready:
+            return
+        rows = self._engine.rows_at_once(ready[0][0].request, max(length for _, length in ready))
+        for start in range(0, len(ready), rows):
+            part = ready[start : start + rows]
+            self._metrics.batches["texts"].observe(len(part))
+            _settle(part, self._write_together)
 
     def _write_together(self, ready: Sequence[tuple[TextJob, int]]) -> list[Written]:
         jobs = self._begun = [job for job, _ in ready]
+        if all(job.abandoned for job in jobs):
+            raise _Abandoned
 
         def tell(pieces: Mapping[int, Piece]) -> None:
             if all(job.abandoned for job in jobs):
                 raise _Abandoned
             for row, piece in pieces.items():
-                if (told := jobs[row].tell) is not None:
-                    told(piece)
+                jobs[row].tell_piece(piece)
             self._answer_waiting()
 
         results = self._engine.write([job.request for job in jobs], [length for _, length in ready], tell)
@@ -226,11 +244,10 @@ def _settle(
     try:
         results = work(ready)
     except Exception as error:
-        if len(ready) == 1 or isinstance(error, _Abandoned):
-            for job, _ in ready:
-                job.future.set_exception(error)
-        else:
-            for one in ready:
+        for one in ready:
+            if len(ready) == 1 or one[0].told or isinstance(error, _Abandoned):
+                one[0].future.set_exception(error)
+            else:
                 _settle([one], work)
         return
     for (job, _), result in zip(ready, results, strict=True):
