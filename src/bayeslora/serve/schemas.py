@@ -130,7 +130,7 @@ class Evaluation(BaseModel):
     chat: bool = Field(description="Whether the tokenizer has a chat template.")
     split: str | None = Field(description="What metrics, bins and curve are about.")
     questions: int | None
-    metrics: dict[str, float] | None
+    metrics: dict[str, float | None] | None
     calibration: dict[str, Any] | None = Field(
         description="What bayeslora calibrate, or the method itself, found: temperature, threshold, target, levels."
     )
