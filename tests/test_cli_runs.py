@@ -204,7 +204,7 @@ def test_a_bad_value_in_a_file_is_refused_like_one_in_an_option(
         (["--rate-multipliers", "flow=-1"], ["rate_multipliers flow is -1"]),
         (["--settings", "flow_dept=0"], ["'flow_dept'", "did you mean 'flow_depth'"]),
         (["--settings", "flow_depth=-1"], ["flow_depth", "-1"]),
-        (["--settings", "flow_depth=deep"], ["flow_depth='deep'", "wrong kind"]),
+        (["--settings", "flow_depth=deep"], ["flow_depth is 'deep'", "give a whole number"]),
         (["--settings", "flow_depth"], ["'flow_depth' is not NAME=VALUE"]),
         (["--milestones", "x"], ["--milestones", "'x'"]),
         (["--seed", str(2**64)], ["seed", "below 2^64"]),

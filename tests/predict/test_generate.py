@@ -157,6 +157,8 @@ def test_seeds_and_top_k():
     bold = [generate(model, TOKENIZER, PROMPTS, Writing(max_new_tokens=12, temperature=1.5, seed=s)) for s in (1, 1, 2)]
     assert bold[0] == bold[1] != bold[2]
     timid = generate(model, TOKENIZER, PROMPTS, Writing(max_new_tokens=5, temperature=1.5, top_k=1))
+    cold = generate(model, TOKENIZER, PROMPTS, Writing(max_new_tokens=5, temperature=1e-160, top_p=1e-300))
+    assert [got.token_ids for got in cold] == [got.token_ids for got in timid]
     assert [got.token_ids for got in timid] == [got.token_ids for got in generate(model, TOKENIZER, PROMPTS, SHORT)]
 
 
@@ -193,11 +195,66 @@ def test_a_stream_and_a_chat():
         "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}"
         "{% if add_generation_prompt %}answer:{% endif %}"
     )
+    strict = make_tokenizer()
+    strict.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(InputError, match="chat template refuses the messages: roles must alternate"):
+        generate(model, strict, [messages], SHORT)
     (chat,) = generate(model, chatty, [messages], SHORT, samples=2)
     streamer = TextIteratorStreamer(chatty, skip_prompt=True, timeout=30)
     (plain,) = generate(model, chatty, ["user: red or blue answer:"], SHORT, samples=2, streamer=streamer)
     assert plain.token_ids == chat.token_ids
     assert "".join(streamer) == chatty.decode(plain.token_ids)
+
+
+def test_the_most_probable_tokens_of_every_step():
+    model = writer()
+    (got,) = generate(model, TOKENIZER, PROMPTS[:1], SHORT, samples=3, top=4)
+    seen = []
+    ids = TOKENIZER(PROMPTS[0]).input_ids
+    by_hand(model, ids, samples=3, seed=0, steps=5, pick=lambda mean: seen.append(mean) or int(mean.argmax()))
+    assert len(got.top) == 5
+    for ranked, mean in zip(got.top, seen, strict=True):
+        best = mean.log().topk(4)
+        assert [token for token, _ in ranked] == best.indices.tolist()
+        assert [value for _, value in ranked] == pytest.approx(best.values.tolist(), abs=1e-4)
+    assert Generation.of(got.text, got.tokens, ended=got.ended) == got
+    assert not got.ended and generate(model, TOKENIZER, PROMPTS[:1], SHORT, samples=3)[0].top == ()
+
+
+@pytest.mark.parametrize("samples", [0, 3])
+@pytest.mark.parametrize("writing", [SHORT, Writing(max_new_tokens=8, temperature=1.5, seed=3)])
+def test_a_watcher_is_told_every_token_and_may_use_the_model(writing, samples):
+    model = writer()
+    given = TOKENIZER(PROMPTS[1], return_tensors="pt")["input_ids"]
+    with torch.no_grad(), model.draws(2, generator(4)):
+        want = model(given.repeat(2, 1)).logits
+    told = {row: [] for row in range(len(PROMPTS))}
+
+    def watch(tokens):
+        for row, token in tokens.items():
+            told[row].append(token)
+        torch.rand(3)
+        with torch.no_grad(), model.draws(2, generator(4)):
+            assert torch.equal(model(given.repeat(2, 1)).logits, want)
+
+    watched = generate(model, TOKENIZER, PROMPTS, writing, samples=samples, top=2, watch=watch)
+    assert watched == generate(model, TOKENIZER, PROMPTS, writing, samples=samples, top=2)
+    assert [told[row] for row in range(len(PROMPTS))] == [got.tokens for got in watched]
+
+
+def test_a_watcher_is_told_nothing_of_rows_that_have_ended_and_can_end_all():
+    model = writer()
+    whole = generate(model, TOKENIZER, PROMPTS, Writing(max_new_tokens=6))
+    model.generation_config.eos_token_id = [whole[0].token_ids[2]]
+    told = []
+    got = generate(model, TOKENIZER, PROMPTS, Writing(max_new_tokens=6), watch=lambda tokens: told.append(set(tokens)))
+    for row, one in enumerate(got):
+        assert sum(row in rows for rows in told) == len(one.token_ids)
+        assert one.ended == (one.token_ids[-1] == whole[0].token_ids[2])
+    before = find_holder(model)._mode
+    with pytest.raises(ZeroDivisionError):
+        generate(model, TOKENIZER, PROMPTS, SHORT, watch=lambda tokens: 1 / 0)
+    assert find_holder(model)._mode is before
 
 
 def test_every_draw_writes_its_own():

@@ -126,7 +126,7 @@ class Decode:
             return self.model.generate(**given)
 
 
-def averaged(model: Any, samples: int, layers: str) -> AbstractContextManager[None]:
+def averaged(model: Any, samples: int, layers: str) -> AbstractContextManager[object]:
     """Inside the block a model averages so many draws; a stock model, with 0 of them, is as it is."""
     return posterior_predictive(model, samples, layers=layers) if samples else nullcontext()
 

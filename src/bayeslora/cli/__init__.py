@@ -28,6 +28,7 @@ from bayeslora.cli.measure import Bench
 from bayeslora.cli.report import Report
 from bayeslora.cli.runs import Calibrate, Compare, Evaluate, Quickstart, Train
 from bayeslora.cli.search import Tune
+from bayeslora.cli.serve import Serve
 from bayeslora.errors import InputError
 from bayeslora.train.config import RunConfig, flatten, to_dict
 from bayeslora.train.errors import RunsFailed, TrainingDiverged
@@ -41,6 +42,7 @@ Start here:
     bayeslora calibrate DIR --error-rate 0.1                    when it should not answer
     bayeslora predict DIR --question Q --choice A --choice B    ask it
     bayeslora generate DIR --prompt TEXT                        let it write
+    bayeslora serve DIR                                         answers and text over HTTP
     bayeslora compare --model M --tasks T ... --out DIR         all methods in one table
     bayeslora ablate NAME --model M --task T --out DIR          what one setting of Bayesian-LoRA does
     bayeslora tune --model M --task T --out DIR                 good settings, by Bayesian optimisation
@@ -66,6 +68,7 @@ VERBS: dict[str, type[Verb]] = {
     "calibrate": Calibrate,
     "predict": Predict,
     "generate": Generate,
+    "serve": Serve,
     "compare": Compare,
     "ablate": Ablate,
     "tune": Tune,

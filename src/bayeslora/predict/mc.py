@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -47,10 +47,37 @@ class RunningAverage:
         return self._sum - math.log(self._draws) if self._draws > 1 else self._sum
 
 
+T = TypeVar("T")
+
+
+class Averaging:
+    """A model's answering with averages, which can be set aside for a while."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.active = True
+        self._devices = [device] if device.type == "cuda" else []
+
+    def while_set_aside(self, work: Callable[[T], None]) -> Callable[[T], None]:
+        """The same work, done while the model answers as it does without averaging, and with random numbers of its own.
+
+        What the work makes the model use (see :class:`bayeslora.adapter.base.Holder`) it must give back.
+        """
+
+        def apart(given: T) -> None:
+            self.active = False
+            try:
+                with torch.random.fork_rng(self._devices):
+                    work(given)
+            finally:
+                self.active = True
+
+        return apart
+
+
 @contextmanager
 def posterior_predictive(
     model: nn.Module, samples: int = 4, seed: int = 0, *, layers: str = "all", observe: Observer | None = None
-) -> Iterator[None]:
+) -> Iterator[Averaging]:
     """Inside the block the model answers with the average of its draws: one row for each that it is given, with the
     logarithms of averaged probabilities as logits.
 
@@ -73,19 +100,20 @@ def posterior_predictive(
             holder.deterministic()
         else:
             holder.draw_from_seed(n, seed, layers=layers, fan_out=True)
-        with averaging(model, max(1, n), observe):
-            yield
+        with averaging(model, max(1, n), observe) as state:
+            yield state
 
 
 @contextmanager
-def averaging(model: nn.Module, n: int, observe: Observer | None = None) -> Iterator[None]:
+def averaging(model: nn.Module, n: int, observe: Observer | None = None) -> Iterator[Averaging]:
     """Inside the block a model that ``n`` draws fan out in averages them; a single one is left as it is, to the bit."""
     if n > 1 and not find_any_holder(model).fans_out:
         raise InputError("adapters of PEFT's own cannot average their draws while writing; use samples 0 or 1")
     root = next(module for module in model.modules() if ATTRIBUTE in module._modules)
+    state = Averaging(next(model.parameters()).device)
 
     def average(root: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        if observe is None and n == 1:
+        if not state.active or (observe is None and n == 1):
             return None
         log_probabilities = output.logits.unflatten(0, (n, -1)).float().log_softmax(-1)
         if observe is not None:
@@ -96,6 +124,6 @@ def averaging(model: nn.Module, n: int, observe: Observer | None = None) -> Iter
 
     handle = root.register_forward_hook(average)
     try:
-        yield
+        yield state
     finally:
         handle.remove()

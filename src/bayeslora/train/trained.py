@@ -30,10 +30,11 @@ from bayeslora.predict.calibrate import (
     describe_target,
     fit_temperature,
 )
-from bayeslora.predict.generate import Generation, Prompt, Writing, generate
+from bayeslora.predict.generate import Prompt, Writing, generate
 from bayeslora.predict.predictions import Predictions, main_metrics
 from bayeslora.predict.predictor import Predictor
 from bayeslora.predict.token_predictor import TokenPredictor
+from bayeslora.predict.written import Generation, Watch
 from bayeslora.progress import Reporter, Silent
 from bayeslora.tasks import Item, Task, load_task, make_item, require_gold
 from bayeslora.train.config import RunConfig, from_dict
@@ -65,16 +66,23 @@ class TrainedModel:
 
     def predict(self, items: Sequence[Item]) -> Predictions:
         """Predictions of many questions, in their order."""
-        return self._predictor()(items, advance=self.report.stage("predicting"))
+        return self.predictor()(items, advance=self.report.stage("predicting"))
 
     def answers(self, predictions: Predictions, level: float = 0.9) -> list[Answer]:
         """Predictions as answers, one by one, with prediction sets of this level if the run is calibrated."""
         return make_answers(predictions, self.calibration, level)
 
     def generate(
-        self, prompts: Sequence[Prompt], writing: Writing | None = None, *, streamer: BaseStreamer | None = None
+        self,
+        prompts: Sequence[Prompt],
+        writing: Writing | None = None,
+        *,
+        streamer: BaseStreamer | None = None,
+        top: int = 0,
+        watch: Watch | None = None,
     ) -> list[Generation]:
-        """Continue texts or chats with tokens from the averaged distribution, with the uncertainty of every token."""
+        """Continue texts or chats with tokens from the averaged distribution, with the uncertainty of every token; see
+        :func:`bayeslora.predict.generate.generate`."""
         return generate(
             self.model,
             self.loaded.tokenizer,
@@ -83,6 +91,8 @@ class TrainedModel:
             samples=self.samples,
             layers=self.draw_layers,
             streamer=streamer,
+            top=top,
+            watch=watch,
         )
 
     def evaluate(self, task: str | None = None, split: str = "test", data_dir: Path | None = None) -> Predictions:
@@ -132,7 +142,7 @@ class TrainedModel:
     ) -> Calibration:
         """Layers and scale first, then temperature, then thresholds: each changes what the next one sees."""
         gold = np.array(require_gold(items))
-        predictor = replace(self._predictor(), calibration=Calibration())
+        predictor = replace(self.predictor(), calibration=Calibration())
         encoded = predictor.encode(items)
 
         def scores(layers: str, scale: float) -> NDArray[np.float64]:
@@ -193,7 +203,8 @@ class TrainedModel:
         predictor = make_token_predictor(self.model, self.loaded, self.config)
         return replace(predictor, samples=self.samples, layers=self.draw_layers, calibration=self.calibration)
 
-    def _predictor(self) -> Predictor:
+    def predictor(self) -> Predictor:
+        """What predicts the answers of questions."""
         scorer = make_scorer(self.model, self.loaded, self.config, None)
         predictor = make_predictor(scorer, self.loaded, self.config)
         return replace(predictor, samples=self.samples, layers=self.draw_layers, calibration=self.calibration)

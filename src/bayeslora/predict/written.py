@@ -1,0 +1,189 @@
+"""What was written, token by token, with how sure the model was of each; and how that is noted while it is written."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from bayeslora.predict.mc import average_draws
+from bayeslora.predict.scorer import require_numbers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+    from transformers.generation import BaseStreamer
+
+Ranked = tuple[tuple[int, float], ...]
+"""The most probable tokens, with their log-probabilities under the average, the best first."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token and the distribution it was taken from; see :class:`Generation`."""
+
+    id: int
+    probability: float
+    entropy: float
+    aleatoric: float
+    epistemic: float
+    top: Ranked = ()
+
+
+Watch = Callable[[Mapping[int, Token]], None]
+"""Told after every step which token each row has got, by number; rows that have come to their end token are left out."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A continuation, and how sure the model was of every token. Entropies are in nats.
+
+    Attributes:
+        text: what was written, without special tokens.
+        token_ids: the same as tokens, the one that ended it included.
+        probabilities: of the tokens, averaged over the draws.
+        entropy: of the averaged distribution each token was taken from.
+        aleatoric: mean entropy of the draws' distributions: what they agree is open.
+        epistemic: the rest, how far the draws disagree.
+        ended: whether it came to an end by itself, and not because it had all tokens it was allowed.
+        top: the most probable tokens at every step, if they were asked for.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    probabilities: tuple[float, ...]
+    entropy: tuple[float, ...]
+    aleatoric: tuple[float, ...]
+    epistemic: tuple[float, ...]
+    ended: bool = False
+    top: tuple[Ranked, ...] = ()
+
+    @classmethod
+    def of(cls, text: str, tokens: Sequence[Token], *, ended: bool) -> Generation:
+        """From its tokens."""
+        return cls(
+            text=text,
+            token_ids=tuple(token.id for token in tokens),
+            probabilities=tuple(token.probability for token in tokens),
+            entropy=tuple(token.entropy for token in tokens),
+            aleatoric=tuple(token.aleatoric for token in tokens),
+            epistemic=tuple(token.epistemic for token in tokens),
+            ended=ended,
+            top=tuple(token.top for token in tokens if token.top),
+        )
+
+    @property
+    def tokens(self) -> list[Token]:
+        """The same token by token."""
+        columns = (self.token_ids, self.probabilities, self.entropy, self.aleatoric, self.epistemic)
+        top = self.top or [()] * len(self.token_ids)
+        return [Token(*row, ranked) for row, ranked in zip(zip(*columns, strict=True), top, strict=True)]
+
+    @property
+    def log_likelihood(self) -> float:
+        """Of the whole text under the average."""
+        return math.fsum(map(math.log, self.probabilities))
+
+    @property
+    def mutual_information(self) -> float:
+        """Between the text and the weights, token by token: the sum of the epistemic parts."""
+        return math.fsum(self.epistemic)
+
+
+class Record:
+    """Notes of every step what the draws said. To ``generate`` of transformers it is a streamer, which is told the tokens.
+
+    On some devices a token is told one step late: what was observed waits for the token that was taken from it.
+
+    Args:
+        top: how many of the most probable tokens are noted.
+        end_tokens: after which a row has ended.
+        streamer: told what this one is told.
+    """
+
+    def __init__(self, top: int, end_tokens: set[int], streamer: BaseStreamer | None = None) -> None:
+        self.watch: Watch | None = None
+        self._top = top
+        self._end_tokens = end_tokens
+        self._streamer = streamer
+        self._observed: deque[tuple[Tensor, Tensor]] = deque()
+        self._rows: list[list[Token]] | None = None
+        self._ended: set[int] = set()
+
+    def observe(self, log_probabilities: Tensor) -> None:
+        """Told what every draw says of the next token, ``[n, B, T, vocabulary]``."""
+        draws = log_probabilities[:, :, -1]
+        require_numbers(draws)
+        averaged = average_draws(draws)
+        self._observed.append((averaged, torch.stack([_entropy(averaged), _entropy(draws).mean(0)], dim=-1)))
+
+    def put(self, value: Tensor) -> None:
+        """Told the prompts ``[B, T]`` first, then the tokens ``[B]`` of every step."""
+        if self._streamer is not None:
+            self._streamer.put(value)
+        if self._rows is None:
+            self._rows = [[] for _ in value]
+            return
+        tokens = self._tokens(value)
+        for row, token in zip(self._rows, tokens, strict=True):
+            row.append(token)
+        if self.watch is not None:
+            self.watch({row: token for row, token in enumerate(tokens) if row not in self._ended})
+        self._ended.update(row for row, token in enumerate(tokens) if token.id in self._end_tokens)
+
+    def end(self) -> None:
+        """Told that all is written."""
+        if self._streamer is not None:
+            self._streamer.end()
+
+    def _tokens(self, ids: Tensor) -> list[Token]:
+        averaged, entropies = self._observed.popleft()
+        taken = averaged.gather(-1, ids.to(averaged.device).unsqueeze(-1)).squeeze(-1).exp().tolist()
+        best = averaged.topk(min(self._top, averaged.shape[-1]))
+        tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [
+            Token(token, probability, total, own, max(0.0, total - own), tuple(zip(*top, strict=True)))
+            for token, probability, (total, own), top in zip(ids.tolist(), taken, entropies.tolist(), tops, strict=True)
+        ]
+
+    def generations(self, ends: Sequence[End]) -> list[Generation]:
+        """What was written, with the notes on it."""
+        assert self._rows is not None
+        return [
+            Generation.of(end.text, row[: end.length], ended=end.ended)
+            for row, end in zip(self._rows, ends, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class End:
+    """Where a row of a batch ends, which goes on in padding while others are written."""
+
+    length: int
+    text: str
+    ended: bool
+
+    @classmethod
+    def find(
+        cls, ids: Sequence[int], end_tokens: set[int], stop: Sequence[str], tokenizer: PreTrainedTokenizerBase
+    ) -> End:
+        """By an end token, a text that stops it, or else not before the last token."""
+        first = next((k + 1 for k, token in enumerate(ids) if token in end_tokens), None)
+        length = len(ids) if first is None else first
+        text = str(tokenizer.decode(ids[:length], skip_special_tokens=True))
+        if not any(word in text for word in stop):
+            return cls(length, text, first is not None)
+        for shorter in range(1, length + 1):
+            text = str(tokenizer.decode(ids[:shorter], skip_special_tokens=True))
+            found = [text.index(word) for word in stop if word in text]
+            if found:
+                return cls(shorter, text[: min(found)], True)
+        raise AssertionError("the text holds a stop that none of its beginnings does")
+
+
+def _entropy(log_probabilities: Tensor) -> Tensor:
+    return torch.special.entr(log_probabilities.exp()).sum(-1)

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bayeslora import load_run
+from bayeslora.serve.app import create_app
+from bayeslora.serve.engine import Engine
+from bayeslora.serve.limits import Limits
+from bayeslora.train import train
+from bayeslora.train.trained import TrainedModel
+from serve.live import NAME, live
+from train import tiny
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}{% if add_generation_prompt %}answer:{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose draws differ, calibrated so that it keeps quiet at times; not to be changed."""
+    place = tmp_path_factory.mktemp("serve") / NAME
+    with tiny.without_intervals():
+        train(tiny.run_config(), place)
+    load_run(place).calibrate(coverage=0.5)
+    return place
+
+
+@pytest.fixture(scope="session")
+def trained(run: Path) -> TrainedModel:
+    """The same, loaded, and able to chat; not to be changed."""
+    trained = load_run(run)
+    trained.loaded.tokenizer.chat_template = TEMPLATE
+    return trained
+
+
+@pytest.fixture(scope="session")
+def url(trained: TrainedModel) -> Iterator[str]:
+    """Of a server of that run."""
+    with live(create_app(Engine(trained, Limits(max_tokens=64)), NAME)) as url:
+        yield url

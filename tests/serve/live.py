@@ -1,0 +1,96 @@
+"""A server as people meet it: uvicorn on a port of this machine, in a thread, with a model that can be held up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+
+from bayeslora.serve.app import create_app
+from bayeslora.serve.engine import Answered, Engine, Piece, Question, Text, Written
+from bayeslora.serve.limits import Limits
+from bayeslora.serve.run import bind, make_config, url_of
+from bayeslora.tasks import EncodedItem
+from bayeslora.train.trained import TrainedModel
+
+NAME = "tiny-run"
+ASKED = {"question": "Is 3 even?", "choices": ["yes", "no", "who knows"]}
+
+
+class HeldUp(Engine):
+    """Answers and writes as the real one does, once it is let go; notes what was done together."""
+
+    def __init__(self, trained: TrainedModel, limits: Limits) -> None:
+        super().__init__(trained, limits)
+        self.go = threading.Event()
+        self.begun = threading.Event()
+        self.log: list[tuple[str, int]] = []
+        self.delay = 0.0
+
+    def answer(self, questions: Sequence[Question], encoded: Sequence[EncodedItem]) -> list[Answered]:
+        self._note("answer", len(questions))
+        return super().answer(questions, encoded)
+
+    def write(
+        self, texts: Sequence[Text], lengths: Sequence[int], tell: Callable[[Mapping[int, Piece]], None]
+    ) -> list[Written]:
+        self._note("write", len(texts))
+
+        def slowly(pieces: Mapping[int, Piece]) -> None:
+            time.sleep(self.delay)
+            self.log.append(("token", len(pieces)))
+            tell(pieces)
+
+        return super().write(texts, lengths, slowly)
+
+    def _note(self, what: str, count: int) -> None:
+        self.log.append((what, count))
+        self.begun.set()
+        assert self.go.wait(20)
+
+
+@contextmanager
+def live(app: FastAPI, limits: Limits | None = None) -> Iterator[str]:
+    """The url, for as long as the block lasts."""
+    server = uvicorn.Server(make_config(app, limits or Limits(grace=2)))
+    with bind("127.0.0.1", 0) as listening:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        wait_for(lambda: server.started)
+        try:
+            yield url_of(listening)
+        finally:
+            server.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+@contextmanager
+def held_up(trained: TrainedModel, **limits: Any) -> Iterator[tuple[HeldUp, Any, httpx.Client]]:
+    """An engine that waits, the worker, and a client."""
+    bounds = Limits(**{"grace": 2, **limits})
+    engine = HeldUp(trained, bounds)
+    app = create_app(engine, NAME)
+    with live(app, bounds) as url, httpx.Client(base_url=url, timeout=20) as client:
+        try:
+            yield engine, app.state.worker, client
+        finally:
+            engine.go.set()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)
+
+
+def value_of(metrics: str, name: str) -> float:
+    """One figure of a text for Prometheus."""
+    return next((float(line.rpartition(" ")[2]) for line in metrics.splitlines() if line.startswith(f"{name} ")), 0.0)
