@@ -1,5 +1,6 @@
 """The trainer mixin: the KL counts once, whatever the accumulation and the number of processes."""
 
+import math
 import os
 
 import datasets
@@ -97,6 +98,24 @@ def test_the_kl_counts_once_under_accumulation(tmp_path, accumulation, smoothing
     with_kl, trainer = one_step(tmp_path, BETA, **settings)
     assert trainer.kl_weight == pytest.approx(BETA / 8)
     assert kl_factor(with_kl, without, trainer.kl_weight) == pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2}, {"label_smoothing_factor": 0.1}])
+def test_batches_without_any_label_that_counts_are_no_harm(tmp_path, settings):
+    """Every second row is masked as a whole. Of LoRA's parameters a mean over nothing would leave no number."""
+
+    class Masked(Rows):
+        def __getitem__(self, index):
+            row = super().__getitem__(index)
+            return {**row, "labels": torch.full_like(row["labels"], -100)} if index % 2 else row
+
+    model = adapted(**SETTINGS)
+    told = arguments(tmp_path, max_steps=8, learning_rate=0.01, per_device_train_batch_size=1, **settings)
+    trainer = BayesLoraTrainer(model=model, args=told, train_dataset=Masked(8))
+    trainer.train()
+    assert all(parameter.isfinite().all() for parameter in find_holder(model).parameters())
+    logged = [entry["nll"] for entry in trainer.state.log_history if "nll" in entry]
+    assert logged and all(math.isfinite(value) for value in logged)
 
 
 def _process(rank, folder, port, results):

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
+IGNORED = -100
+"""The label of tokens that do not count, to transformers."""
+
 
 class BayesLoraTrainerMixin(_Base):
     """``class MyTrainer(BayesLoraTrainerMixin, Trainer)``: likelihood plus KL, logged apart.
@@ -87,6 +90,7 @@ class BayesLoraTrainerMixin(_Base):
         if not self.model.training:
             return result
         loss, outputs = result if return_outputs else (result, None)
+        loss = _counted(loss, inputs.get("labels"))
         kl = find_holder(self.model).kl()
         self._note(loss, kl)
         holder, parts = find_holder(self.model), self._micro_batches(num_items_in_batch)
@@ -151,6 +155,13 @@ class BayesLoraTrainerMixin(_Base):
     def _note(self, loss: Tensor, kl: KL) -> None:
         for name, value in (("nll", loss), ("kl_inducing", kl.inducing), ("kl_conditional", kl.conditional)):
             self._kl_logs.setdefault(name, []).append(value.detach().float())
+
+
+def _counted(loss: Tensor, labels: Tensor | None) -> Tensor:
+    """The loss, or zero where no label counts: its mean over nothing is no number, and would make every parameter none."""
+    if labels is None:
+        return loss
+    return torch.where((labels.to(loss.device) != IGNORED).any(), loss, torch.zeros_like(loss))
 
 
 class _AfterStep(TrainerCallback):
