@@ -83,6 +83,7 @@ class BayesLoraTrainerMixin(_Base):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """The trainer's own loss, and in training the KL at the same draw."""
+        labels = inputs.get("labels")  # the trainer takes them out where it smooths them
         if _adapted_head(self.model) is None:
             result = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         else:
@@ -90,7 +91,7 @@ class BayesLoraTrainerMixin(_Base):
         if not self.model.training:
             return result
         loss, outputs = result if return_outputs else (result, None)
-        loss = _counted(loss, inputs.get("labels"))
+        loss = _counted(loss, labels)
         kl = find_holder(self.model).kl()
         self._note(loss, kl)
         holder, parts = find_holder(self.model), self._micro_batches(num_items_in_batch)
