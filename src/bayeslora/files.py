@@ -61,12 +61,12 @@ def new_directory(place: Path, *, force: bool = False) -> Iterator[Path]:
 def _scratch(place: Path) -> Iterator[Path]:
     """An empty directory beside a place, which only this process has, removed in the end."""
     scratch = place.with_name(f".{place.name}.partial")
-    lock = FileLock(scratch / "lock", blocking=False)
+    lock = FileLock(scratch / "lock")
     try:
         while True:
             scratch.mkdir(parents=True, exist_ok=True)
             with suppress(FileNotFoundError):  # another process has just ended and removed it
-                lock.acquire()
+                lock.acquire(blocking=False)
                 if (scratch / "lock").exists():
                     break
                 lock.release()

@@ -28,12 +28,12 @@ class AnswerFile:
         self._path, self._chunk = path, chunk
         self._partial = path.with_name(f"{path.name}.partial")
         self._settings = path.with_name(f"{path.name}.partial.json")
-        self._lock = FileLock(path.with_name(f"{path.name}.partial.lock"), blocking=False)
+        self._lock = FileLock(path.with_name(f"{path.name}.partial.lock"))
         if path.exists() and not force:
             raise InputError(f"{path}: is there already; choose another file, or use --force to replace it")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._lock.acquire()
+            self._lock.acquire(blocking=False)
         except Timeout:
             raise InputError(f"{path}: another process is writing it; wait for it, or choose another file") from None
         if force:
