@@ -21,12 +21,12 @@ extensions = [
     "verb_help",
     "presentation_math",
 ]
-exclude_patterns = ["_ext", "pictures.py"]
+exclude_patterns = ["_ext"]
 
 myst_enable_extensions = ["attrs_block", "colon_fence", "deflist", "dollarmath", "fieldlist"]
 myst_heading_anchors = 3
 
-autodoc_default_options = {"members": True, "show-inheritance": False}
+autodoc_default_options = {"members": True, "member-order": "groupwise"}
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 autosummary_generate = False
