@@ -31,7 +31,7 @@ autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 autosummary_generate = False
 napoleon_numpy_docstring = False
-napoleon_use_ivar = True
+napoleon_custom_sections = [("Attributes", "params_style")]  # those of dataclasses, which are their arguments
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
 
