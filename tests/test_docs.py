@@ -1,0 +1,101 @@
+"""The documentation is true: its Python runs, its commands exist, its figures are measured, its links lead somewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+from bayeslora import cli, posterior
+from bayeslora.arguments import with_config
+from tasks.cases import write_lines
+from train import tiny
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RUNNABLE = re.compile(r"<!-- run -->\n```python\n(.*?)```", re.DOTALL)
+SHELL = re.compile(r"```bash\n(.*?)```", re.DOTALL)
+LINK = re.compile(r"\]\(([^)#:]+?)(?:#[^)]*)?\)")
+LIMIT = 100_000
+"""Bytes of a picture."""
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """Arguments of all complete calls of the command line: without shell variables, gaps and files of settings."""
+    for block in SHELL.findall(page.read_text(encoding="utf-8")):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            starts = [k + 1 for k, word in enumerate(words) if word == "bayeslora" and (k == 0 or words[k - 1] == "-m")]
+            if starts and "$" not in line and not {"...", "--config"} & set(words):
+                yield words[starts[0] :]
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with questions in it."""
+    write_lines(tmp_path / "questions.jsonl", [tiny.question(k) for k in range(40)])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "<!-- run -->" in page.read_text(encoding="utf-8")], ids=name
+)
+def test_python_runs(page: Path, desk: Path) -> None:
+    blocks = RUNNABLE.findall(page.read_text(encoding="utf-8"))
+    if page.stem == "calibrate-and-deploy":  # begins with a run
+        assert tiny.bayeslora(*tiny.options(desk / "my-run")) == 0
+    for block in blocks:
+        source = block.replace('"smollm2"', repr(tiny.model_directory())).replace("last:8", "last:2")
+        exec(compile(source, name(page), "exec"), {})
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if list(commands(page))], ids=name)
+def test_commands_exist(page: Path) -> None:
+    for words in commands(page):
+        known = (
+            ["--model", "smollm2", "--task", "urns"] if "--start-from" in words else []
+        )  # the run that is named says them
+        cli._parse(with_config([*words[:1], *known, *words[1:]], cli._settings()))
+
+
+def test_figures_of_the_readme() -> None:
+    results = [json.loads(file.read_text()) for file in sorted((ROOT / "benchmarks/results/quickstart").glob("*.json"))]
+    for title, method in (("LoRA", "lora"), ("Bayesian-LoRA", "bayesian-lora")):
+        row = [
+            mean(result[method]["metrics"][metric] for result in results)
+            for metric in ("acc", "confidence", "nll", "ece", "distance_to_truth")
+        ]
+        line = f"| {title} | " + " | ".join(f"{value:.3f}" for value in row) + " |"
+        assert line in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), f"{name(page)} links to {target}"
+
+
+def test_pictures_are_small_and_shown() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for picture in (ROOT / "docs/pictures").iterdir():
+        assert f"pictures/{picture.name}" in text
+        assert picture.stat().st_size < LIMIT, picture.name
+
+
+def test_reference_of_posteriors_is_complete() -> None:
+    listed = re.findall(
+        r"^\.\. (?:auto\w+|py:data):: (\w+)$",
+        (ROOT / "docs/api/posterior.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    assert sorted(listed) == sorted(posterior.__all__)
