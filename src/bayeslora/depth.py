@@ -25,12 +25,12 @@ def check_depth(text: str, name: str) -> None:
 def _parse(text: str, name: str) -> tuple[str, float]:
     if text == "all":
         return "all", 1.0
-    word, _, count = text.partition(":")
+    word, _, count = str(text).partition(":")  # from a file it may be anything
     if word == "last" and count.isdecimal() and int(count) >= 1:
         return "last", float(count)
     try:
         fraction = float(text)
-    except ValueError:
+    except (TypeError, ValueError):
         fraction = 0.0
     if 0.0 < fraction <= 1.0:
         return "fraction", fraction

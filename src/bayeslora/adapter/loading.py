@@ -26,6 +26,7 @@ def load_adapter(base: nn.Module, place: Path) -> PeftModel:
         model = PeftModel.from_pretrained(base, str(place)).eval()
         with safe_open(weights, "pt") as file:
             found = set(file.keys())
+        strangers = found ^ set(get_peft_model_state_dict(model))
     except (InputError, OSError, torch.cuda.OutOfMemoryError):
         raise
     except Exception as error:  # whatever a broken file leads to
@@ -33,7 +34,6 @@ def load_adapter(base: nn.Module, place: Path) -> PeftModel:
         raise InputError(
             f"{place}: holds no adapter that can be loaded ({reason}); restore it, or train again with --force"
         ) from error
-    strangers = found ^ set(get_peft_model_state_dict(model))
     if strangers:
         name = min(strangers)
         what = "holds a tensor that is not the adapter's" if name in found else "lacks a tensor of the adapter"
