@@ -12,7 +12,7 @@ import pytest
 from faults.commands import COMMANDS, Sources, require_whole
 from faults.processes import Forked
 
-KILLS = int(os.environ.get("KILLS", "2"))
+KILLS = int(os.environ.get("KILLS", "1"))
 
 
 @pytest.mark.parametrize("verb", COMMANDS)
