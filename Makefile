@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart examples test test-slow lint format typecheck check clean
+.PHONY: help install quickstart examples test test-slow browser lint format typecheck check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -33,6 +33,11 @@ test: $(STAMP) ## Run all default tests, in as many processes as WORKERS says
 
 test-slow: $(STAMP) ## Run the slow tests only
 	$(BIN)/python -m pytest -q -m slow
+
+browser: $(STAMP) ## Run the tests of the web page, with Chromium from apt if there is none and apt may be used
+	@command -v "$${CHROMIUM:-chromium}" >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq chromium; } \
+		|| echo "Note: Chromium cannot be installed here; tests that need it are skipped."
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/serve/test_page.py
 
 lint: $(STAMP) ## Check style and formatting
 	$(BIN)/ruff check .

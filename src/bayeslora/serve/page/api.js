@@ -62,9 +62,8 @@ function askForToken(wrong) {
     byId("token-wrong").hidden = !wrong;
     byId("token").value = "";
     byId("token-form").onsubmit = () => sessionStorage.setItem(KEPT, byId("token").value.trim());
-    dialog.returnValue = "given";
-    dialog.oncancel = () => (dialog.returnValue = "none");
-    dialog.onclose = () => answered(dialog.returnValue !== "none");
+    dialog.returnValue = "";
+    dialog.onclose = () => answered(dialog.returnValue === "given");
     dialog.showModal();
   }).finally(() => (asking = null));
   return asking;
