@@ -46,7 +46,8 @@ def test_a_temperature_is_brought_to_what_was_measured(raw: TrainedModel) -> Non
     assert seen.as_served and seen.metrics is not None and seen.intervals is not None
     for name in ("acc", "nll", "ece", "brier"):
         assert seen.metrics[name] == pytest.approx(want.metrics()[name], abs=1e-6)
-    assert seen.intervals["nll"].low < want.metrics()["nll"] < seen.intervals["nll"].high
+    low, high = seen.intervals["nll"].low, seen.intervals["nll"].high
+    assert low is not None and high is not None and low < want.metrics()["nll"] < high
     assert seen.risk_coverage is not None
     assert seen.risk_coverage[0].threshold == pytest.approx(want.probabilities.max(), abs=1e-6)
 

@@ -11,6 +11,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ import httpx
 import pytest
 from PIL import Image
 
+from bayeslora.predict.calibrate import Calibration
 from bayeslora.serve.app import create_app
 from bayeslora.serve.engine import Engine
 from bayeslora.serve.limits import Limits
 from bayeslora.serve.web import FILES
+from bayeslora.train.directory import RunDirectory
 from bayeslora.train.trained import TrainedModel
 from serve.live import ASKED, NAME, held_up, live, wait_for
 
@@ -217,6 +220,18 @@ def test_figures_are_those_of_the_evaluation(open_page: Open, url: str) -> None:
     assert page.locator("#reliability .bin").count() == sum(count > 0 for count in seen["reliability"]["count"])
     assert page.locator("#units").is_visible() != seen["as_served"]
     assert "8 questions of the test split" in words(page, "#measured") and page.title().startswith(NAME)
+
+
+def test_a_run_that_was_never_measured(open_page: Open, trained: TrainedModel, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((run / "config.json").read_bytes())
+    bare = replace(trained, directory=RunDirectory(tmp_path), calibration=Calibration())
+    with live(create_app(Engine(bare, Limits()), NAME)) as url:
+        page = open_page(url, ready=False)
+        page.wait_for_selector("text=This run has left no figures behind.")
+        assert "not known what a threshold would give" in words(page, "#threshold-words")
+        assert "No threshold was calibrated" in words(page, "#threshold-source") and page.locator("#units").is_hidden()
+        ask(page)
+        assert words(page, "#verdict").endswith(" sure") and page.locator("#set").count() == 0
 
 
 # Text -----------------------------------------------------------------------------------------------------------------

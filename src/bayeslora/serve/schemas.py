@@ -119,10 +119,10 @@ class CoveragePoint(BaseModel):
 
 
 class Span(BaseModel):
-    """From where to where a metric may well be."""
+    """From where to where a metric may well be; nothing where it is infinite."""
 
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 class Evaluation(BaseModel):

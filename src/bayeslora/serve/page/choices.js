@@ -1,6 +1,6 @@
 // A question with choices: the form, and what the model thinks.
 
-import { byId, count, figure, key, make, nats, percent, quoted } from "./dom.js";
+import { byId, figure, key, make, nats, percent, quoted } from "./dom.js";
 
 const FEWEST = 2;
 const MOST = 26;
@@ -106,7 +106,7 @@ export function showReply(place, reply, threshold, temperature) {
   const draws = reply.draws.map((draw) => soften(draw, temperature));
   const softened = temperature === 1 ? "" : `, at temperature ${temperature.toFixed(2)}`;
   const keys = [
-    key("average", `average of ${count(draws.length, "draw")}`),
+    key("average", draws.length > 1 ? `average of ${draws.length} draws` : "one set of weights"),
     key("draw", `one draw${softened}`),
     key("mean", "deterministic model (posterior mean)"),
   ];

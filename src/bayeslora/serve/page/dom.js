@@ -17,7 +17,7 @@ export const make = (tag, attributes = {}, ...children) => fill(document.createE
 export const draw = (tag, attributes = {}, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
 export const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)}\u00a0%`;
-export const figure = (value) => value.toFixed(3);
+export const figure = (value) => (value === null ? "∞" : value.toFixed(3));
 export const nats = (value) => `${figure(value)}\u00a0nats`;
 export const quoted = (text) => `“${text}”`;
 export const count = (number, one, many = `${one}s`) => `${number} ${number === 1 ? one : many}`;
