@@ -427,7 +427,7 @@ def test_screenshots(open_page: Open, url: str, tmp_path: Path) -> None:
         page.keyboard.press("Control+Enter")
         page.wait_for_selector(".bars")
         picture = Image.open(io.BytesIO(page.screenshot(full_page=True)))
-        picture.quantize(128).save(place / f"page-{name}.png", optimize=True)  # a third of the bytes
+        picture.quantize(256).save(place / f"page-{name}.png", optimize=True)  # a third of the bytes
         assert 10_000 < (place / f"page-{name}.png").stat().st_size < 200_000
 
 
