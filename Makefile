@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock fuzz oldest wheel audit quickstart examples test test-slow docs lint format typecheck check clean
+.PHONY: help install lock fuzz oldest wheel audit quickstart examples test test-slow chromium browser docs lint format typecheck check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -71,6 +71,14 @@ audit: ## Look for known vulnerabilities in requirements.lock, where the package
 	$(PYTHON) -m venv $(VENV)-audit
 	$(VENV)-audit/bin/python -m pip install --quiet pip-audit
 	$(VENV)-audit/bin/pip-audit --disable-pip --no-deps --requirement requirements.lock
+
+chromium: ## Install the browser that tests of the web page need, if it is missing and apt may be used
+	@command -v "$${CHROMIUM:-chromium}" >/dev/null \
+		|| { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
+		|| echo "Note: Chromium cannot be installed here; tests that need it are skipped."
+
+browser: $(STAMP) chromium ## Run the tests of the web page
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/serve/test_page.py
 
 lint: $(STAMP) ## Check style and formatting
 	$(BIN)/ruff check .

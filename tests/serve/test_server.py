@@ -231,7 +231,7 @@ def test_how_good_the_run_is(url: str, run: Path, trained: TrainedModel) -> None
     result = read_json(run / "result.json")
     assert (got["model"], got["method"], got["samples"], got["split"]) == (NAME, "bayesian-lora", 3, "test")
     assert got["metrics"] == pytest.approx(result["metrics"]) and got["questions"] == 8 and got["chat"]
-    assert got["calibration"]["threshold"] == trained.calibration.threshold and got["calibrated_since"]
+    assert got["calibration"]["threshold"] == trained.calibration.threshold and not got["as_served"]
     assert got["calibration"]["target"] == "coverage of at least 0.5"
     _, probabilities, gold = read_predictions(run / "predictions.jsonl.gz")
     bins = got["reliability"]
@@ -270,7 +270,7 @@ def test_a_run_without_results_is_served_all_the_same(trained: TrainedModel, tmp
 
     seen, answer = asyncio.run(look())
     assert seen["metrics"] is seen["reliability"] is seen["risk_coverage"] is seen["calibration"] is None
-    assert not seen["calibrated_since"] and answer["prediction_set"] is None and not answer["abstains"]
+    assert seen["intervals"] is None and answer["prediction_set"] is None and not answer["abstains"]
 
 
 def test_small_answers_are_sent_at_once(url: str) -> None:

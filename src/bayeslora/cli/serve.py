@@ -22,7 +22,8 @@ class Serve(OfRun):
     curl http://127.0.0.1:8000/v1/choices -H 'Content-Type: application/json'
     -d '{"question": "Which of these can fly?", "choices": ["a bat", "a trout"]}'
 
-    For OpenAI's clients the base url is http://127.0.0.1:8000/v1. Ctrl-C or SIGTERM ends it, after what was taken is answered.
+    A page for people is at http://127.0.0.1:8000, and for OpenAI's clients the base url is http://127.0.0.1:8000/v1. Ctrl-C or
+    SIGTERM ends it, after what was taken is answered.
     """
 
     host: str = "127.0.0.1"
@@ -33,6 +34,8 @@ class Serve(OfRun):
     """File with the bearer token that requests must bring; without it BAYESLORA_TOKEN of the environment counts, if set."""
     raw: bool = False
     """Leave out what calibrate found."""
+    evaluation: Path | None = None
+    """What evaluate --out wrote after calibrate: its figures are shown instead of the run's own, which are from before."""
     limits: OmitArgPrefixes[Limits] = field(default_factory=Limits)
 
     def run(self) -> None:
@@ -59,4 +62,4 @@ class Serve(OfRun):
                 told = {"url": url, "model": trained.directory.path.resolve().name}
                 print(json.dumps(told) if self.json else f"serving {told['model']} at {url}", flush=True)
 
-            serve(trained, listening, self.limits, token, ready)
+            serve(trained, listening, self.limits, token, self.evaluation, ready)

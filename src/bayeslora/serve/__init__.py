@@ -9,6 +9,7 @@
 ``worker.py``      the one thread that owns the model: a bounded queue, in batches
 ``engine.py``      what that thread does
 ``evaluation.py``  how good the run is, for people who look at it
+``web.py``         the page for people, whose files are in ``page/``
 ``gates.py``       what a request passes before the endpoints: counting, failures, token, size
 ``metrics.py``     figures for Prometheus
 =================  =====================================================

@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
@@ -25,6 +26,7 @@ from bayeslora.serve.metrics import CONTENT_TYPE, Metrics
 from bayeslora.serve.openai_schemas import ChatCompletion, ChatRequest, Completion, CompletionRequest, TextRequest
 from bayeslora.serve.replies import ChatReply, CompletionReply, Reply, count_usage
 from bayeslora.serve.schemas import ChoicesReply, ChoicesRequest, Evaluation, Health, Model, ModelList
+from bayeslora.serve.web import page_routes
 from bayeslora.serve.worker import Worker
 from bayeslora.tasks import make_item
 
@@ -37,12 +39,16 @@ COMPLETION_TOKENS = 16
 """That are written where the request does not say, as OpenAI has it."""
 
 
-def create_app(engine: Engine, name: str, token: str | None = None) -> FastAPI:
-    """The server as an ASGI application; its worker lives as long as its lifespan."""
+def create_app(engine: Engine, name: str, token: str | None = None, evaluation: Path | None = None) -> FastAPI:
+    """The server as an ASGI application; its worker lives as long as its lifespan.
+
+    ``evaluation`` is that of :func:`bayeslora.serve.evaluation.evaluate_run`.
+    """
     limits = engine.limits
-    server = _Endpoints(engine, name, wants_token=token is not None)
+    told = evaluate_run(engine.trained, name, limits.max_samples, evaluation)
+    server = _Endpoints(engine, name, told, wants_token=token is not None)
     metrics = Metrics(
-        sorted({route.path for route in server.router.routes if hasattr(route, "path")} | {"/openapi.json"})
+        sorted({route.path for route in server.router.routes if hasattr(route, "path")} | {"/", "/openapi.json"})
     )
     worker = Worker(engine, limits.queue, metrics)
     metrics.depth = lambda: worker.depth
@@ -65,6 +71,7 @@ def create_app(engine: Engine, name: str, token: str | None = None) -> FastAPI:
     )
     install_handlers(app)
     app.include_router(server.router)
+    app.include_router(page_routes())
     app.state.worker = worker
     app.add_middleware(LimitBody, most=limits.max_body, seconds=limits.timeout)
     if token is not None:
@@ -75,14 +82,14 @@ def create_app(engine: Engine, name: str, token: str | None = None) -> FastAPI:
 
 
 class _Endpoints:
-    def __init__(self, engine: Engine, name: str, *, wants_token: bool) -> None:
+    def __init__(self, engine: Engine, name: str, evaluation: Evaluation, *, wants_token: bool) -> None:
         self.name = name
         self.limits = engine.limits
         self.samples = engine.trained.samples
         self.desk: Desk
         self.metrics: Metrics
         self.worker: Worker
-        self.evaluation = evaluate_run(engine.trained, name, self.limits.max_samples)
+        self.evaluation = evaluation
         self.created = int(engine.trained.directory.config.stat().st_mtime)
         self.router = self._routes(wants_token=wants_token)
 

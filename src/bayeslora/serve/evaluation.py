@@ -1,19 +1,27 @@
-"""How good a run is, from what it has left in its directory."""
+"""How good a run is, from what it has left in its directory.
+
+A run's own figures are those of its last step. ``bayeslora calibrate`` changes what is answered afterwards: a temperature can
+be brought to the predictions that were kept, but draws that have become wider or narrower cannot. Figures of the model as it is
+served then come from ``bayeslora evaluate --out``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bayeslora.metrics import reliability_bins, risk_coverage
+from bayeslora.errors import InputError
+from bayeslora.metrics import bootstrap_interval, reliability_bins, risk_coverage
 from bayeslora.metrics.scores import top_class
-from bayeslora.predict.calibrate import Calibration
-from bayeslora.predict.predictions import read_predictions
-from bayeslora.serve.schemas import Bins, CoveragePoint, Evaluation
+from bayeslora.predict.calibrate import Calibration, apply_temperature
+from bayeslora.predict.predictions import INTERVALS, read_predictions
+from bayeslora.serve.schemas import Bins, CoveragePoint, Evaluation, Span
+from bayeslora.train.config import from_dict
 from bayeslora.train.directory import RunDirectory
 from bayeslora.train.trained import TrainedModel
 
@@ -21,27 +29,95 @@ POINTS = 200
 """Of the curve, at most; more are thinned out evenly."""
 
 
-def evaluate_run(trained: TrainedModel, name: str, max_samples: int) -> Evaluation:
-    """What is known of a run; parts that it has not left behind are missing."""
+@dataclass(frozen=True)
+class Measured:
+    """Figures of a split, as far as there are any, and whether they are of the model as it is served."""
+
+    result: Mapping[str, Any]
+    predictions: tuple[NDArray[np.float64], NDArray[np.int64]] | None
+    as_served: bool
+
+
+def evaluate_run(trained: TrainedModel, name: str, max_samples: int, evaluation: Path | None = None) -> Evaluation:
+    """What is known of a run; parts that it has not left behind are missing.
+
+    Args:
+        trained: the run.
+        name: of the model.
+        max_samples: that a request may ask for.
+        evaluation: what ``bayeslora evaluate --out`` wrote, to be told instead of the run's own figures.
+    """
     config, calibration = trained.config, trained.calibration
-    result = trained.directory.read_result() if trained.directory.result.exists() else {}
-    predictions = _read(trained.directory)
+    measured = _own(trained) if evaluation is None else _of_evaluation(trained, RunDirectory(evaluation))
+    result, predictions = measured.result, measured.predictions
     return Evaluation(
         model=name,
         method=config.method,
         base_model=config.model,
-        task=config.task,
+        task=result.get("task", config.task),
         samples=trained.samples,
         max_samples=max_samples,
         chat=trained.loaded.tokenizer.chat_template is not None,
         split=result.get("split"),
         questions=None if predictions is None else len(predictions[1]),
         metrics=result.get("metrics"),
+        intervals=_spans(result.get("intervals")),
         calibration=None if calibration == Calibration() else asdict(calibration),
-        calibrated_since=calibration.task is not None,
+        as_served=measured.as_served,
         reliability=None if predictions is None else reliability(*predictions),
         risk_coverage=None if predictions is None else coverage_curve(*predictions),
     )
+
+
+def _own(trained: TrainedModel) -> Measured:
+    """What the run itself has measured, at the temperature that is served if draws are still the same."""
+    result = trained.directory.read_result() if trained.directory.result.exists() else {}
+    predictions = _read(trained.directory)
+    settings = trained.config.prediction
+    same_draws = (
+        trained.calibration.posterior_scale == 1.0
+        and trained.draw_layers == settings.draw_layers
+        and trained.samples == settings.samples
+    )
+    change = trained.calibration.temperature / result.get("found", {}).get("temperature", 1.0)
+    if not same_draws or change == 1.0 or predictions is None:
+        return Measured(result, predictions, same_draws and change == 1.0)
+    return Measured(*_at_temperature(result, *predictions, change), as_served=True)
+
+
+def _at_temperature(
+    result: Mapping[str, Any], probabilities: NDArray[np.float64], gold: NDArray[np.int64], temperature: float
+) -> tuple[dict[str, Any], tuple[NDArray[np.float64], NDArray[np.int64]]]:
+    """The main metrics and the predictions, softened; what is taken for the answer stays the same, and so does accuracy."""
+    with np.errstate(divide="ignore"):  # options that a question does not have
+        softened = np.exp(apply_temperature(np.log(probabilities), temperature))
+    spans = {
+        name: asdict(bootstrap_interval(metric, softened, gold)) for name, metric in INTERVALS.items() if name != "acc"
+    }
+    metrics = {name: span["value"] for name, span in spans.items()}
+    kept = {
+        part: {"acc": result[part]["acc"]} if "acc" in result.get(part, {}) else {} for part in ("metrics", "intervals")
+    }
+    changed = {"metrics": kept["metrics"] | metrics, "intervals": kept["intervals"] | spans}
+    return {**result, **changed}, (softened, gold)
+
+
+def _of_evaluation(trained: TrainedModel, place: RunDirectory) -> Measured:
+    """What was measured later, of this run and no other."""
+    if not place.result.exists():
+        raise InputError(f"{place.path}: holds no evaluation; give what bayeslora evaluate --out has written")
+    result = place.read_result()
+    known = result.get("calibration")
+    if known is None or from_dict(result["config"]) != from_dict(trained.directory.read_config()):
+        raise InputError(
+            f"{place.path}: is no evaluation of {trained.directory.path}; make one with bayeslora evaluate --out"
+        )
+    served = {name: getattr(trained.calibration, name) for name in known}
+    return Measured(result, _read(place), served == known and result["samples"] == trained.samples)
+
+
+def _spans(intervals: Mapping[str, Mapping[str, float]] | None) -> dict[str, Span] | None:
+    return {name: Span(low=span["low"], high=span["high"]) for name, span in intervals.items()} if intervals else None
 
 
 def reliability(probabilities: NDArray[np.float64], gold: NDArray[np.int64]) -> Bins:

@@ -11,10 +11,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bayeslora.serve.errors import GONE, Failure, error_reply
 from bayeslora.serve.metrics import Metrics
+from bayeslora.serve.web import FILES
 
 log = logging.getLogger("bayeslora.serve")
 
-OPEN_PATHS = {"/", "/healthz", "/openapi.json"}
+OPEN_PATHS = {"/healthz", "/openapi.json", *FILES}
 """Where no token is needed."""
 
 

@@ -74,10 +74,15 @@ def url_of(listening: socket.socket) -> str:
 
 
 def serve(
-    trained: TrainedModel, listening: socket.socket, limits: Limits, token: str | None, ready: Callable[[], None]
+    trained: TrainedModel,
+    listening: socket.socket,
+    limits: Limits,
+    token: str | None,
+    evaluation: Path | None,
+    ready: Callable[[], None],
 ) -> None:
     """Serve until SIGTERM or SIGINT, then finish what was taken. ``ready`` is called when requests are answered."""
-    app = create_app(Engine(trained, limits), trained.directory.path.resolve().name, token)
+    app = create_app(Engine(trained, limits), trained.directory.path.resolve().name, token, evaluation)
     server = _Server(make_config(app, limits), ready)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # uvicorn raises them again when it is done, and then all is well

@@ -118,24 +118,32 @@ class CoveragePoint(BaseModel):
     accuracy: float
 
 
+class Span(BaseModel):
+    """From where to where a metric may well be; nothing where it is infinite."""
+
+    low: float | None
+    high: float | None
+
+
 class Evaluation(BaseModel):
     """How good the run is."""
 
     model: str
     method: str
     base_model: str
-    task: str
+    task: str = Field(description="What metrics, bins and curve are about; if there are none, what it was trained on.")
     samples: int = Field(description="Weight draws per prediction, unless a request says otherwise.")
     max_samples: int
     chat: bool = Field(description="Whether the tokenizer has a chat template.")
     split: str | None = Field(description="What metrics, bins and curve are about.")
     questions: int | None
     metrics: dict[str, float | None] | None
+    intervals: dict[str, Span] | None = Field(description="95 % intervals of the main metrics.")
     calibration: dict[str, Any] | None = Field(
         description="What bayeslora calibrate, or the method itself, found: temperature, threshold, target, levels."
     )
-    calibrated_since: bool = Field(
-        description="Whether metrics, bins and curve are from before bayeslora calibrate; its own before/after are in it."
+    as_served: bool = Field(
+        description="Whether metrics, bins and curve are of the model as it is served, and not from before its calibration."
     )
     reliability: Bins | None
     risk_coverage: list[CoveragePoint] | None = Field(description="From the highest confidence down.")

@@ -1,0 +1,45 @@
+"""The page for people: a few files that the browser gets as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from fastapi import APIRouter, Response
+
+FOLDER = Path(__file__).with_name("page")
+INDEX = "index.html"
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+"""What browsers are told, whatever this machine believes of file names."""
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+"""Nothing from elsewhere is loaded, run or told, and no other page holds this one in a frame."""
+
+FILES = {"/" if file.name == INDEX else f"/page/{file.name}": file for file in FOLDER.iterdir() if file.suffix in TYPES}
+"""By path."""
+
+
+def page_routes() -> APIRouter:
+    """All files of the page; they are small, and read once."""
+    router = APIRouter(include_in_schema=False)
+    for path, file in FILES.items():
+        router.add_api_route(path, _sender(file.read_bytes(), TYPES[file.suffix]), methods=["GET", "HEAD"])
+    return router
+
+
+def _sender(content: bytes, kind: str) -> Callable[[], Awaitable[Response]]:
+    async def send() -> Response:
+        return Response(content, media_type=kind, headers=HEADERS)
+
+    return send
