@@ -191,13 +191,37 @@ def test_the_default_scales_are_even_around_1():
     np.testing.assert_allclose(ratios, math.log(2) / 2, atol=0.02)
 
 
+def noisier_away_from(best, log_p, noise):
+    """Scores that are the worse the farther the scale is from the best, and twice as sharp as they should be."""
+    rng = np.random.default_rng(0)
+    added = noise * rng.normal(size=log_p.shape)
+    return lambda scale: 2 * (log_p + abs(math.log(scale / best)) * added)
+
+
 def test_the_scale_of_least_nll_is_kept():
-    log_p, labels = masked_case(4, temperature=2.0)
-    choice = choose_scale(lambda scale: log_p / scale, labels)
+    log_p, labels = masked_case(4, rows=2000, temperature=1.0)
+    scores = noisier_away_from(2.0, log_p, noise=3.0)
+    choice = choose_scale(scores, labels)
     assert tuple(choice.tried) == DEFAULT_SCALES
-    assert choice.tried == pytest.approx({s: scaled_nll(log_p, labels, s) for s in DEFAULT_SCALES})
+    for scale, found in choice.tried.items():  # at the temperature it would get
+        grid = [scaled_nll(scores(scale), labels, temperature) for temperature in np.geomspace(0.5, 20, 400)]
+        assert found == pytest.approx(min(grid), abs=1e-3) and found <= min(grid) + 1e-12
     assert choice.nll == choice.tried[choice.scale] == min(choice.tried.values())
     assert choice.scale == 2.0
+
+
+def test_a_scale_that_only_softens_is_left_to_the_temperature():
+    log_p, labels = masked_case(4, temperature=2.0)
+    choice = choose_scale(lambda scale: log_p / scale, labels)
+    assert choice.scale == 1.0 and len({round(found, 9) for found in choice.tried.values()}) == 1
+
+
+def test_what_few_questions_cannot_tell_apart_goes_to_the_nearest_to_1():
+    log_p, labels = masked_case(4, rows=2000, temperature=1.0)
+    scores = noisier_away_from(2.0, log_p, noise=0.5)
+    few = choose_scale(lambda scale: scores(scale)[:12], labels[:12])
+    many = choose_scale(scores, labels)
+    assert abs(math.log(few.scale)) < abs(math.log(many.scale)) and few.nll < many.nll + 1.0
 
 
 @pytest.mark.parametrize(

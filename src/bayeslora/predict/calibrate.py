@@ -252,7 +252,11 @@ def choose_scale(
     scales: Iterable[float] = DEFAULT_SCALES,
     progress: Callable[[int, int], None] | None = None,
 ) -> ScaleChoice:
-    """The scale of the posterior of least mean NLL; of equal ones the nearest to 1 by ratio.
+    """The scale of the posterior of least mean NLL, or one nearer to 1 (by ratio) that cannot be told from it.
+
+    A temperature is fitted once the scale is chosen, so every scale is judged at the temperature it would get: else a wide
+    posterior, which gives worse answers, would be chosen for making sure ones less sure. Of scales whose NLL is within a
+    standard error (of the difference, question by question) of the least, the nearest to 1 is taken.
 
     Args:
         scores: log-probabilities ``[N, O]``, averaged over draws, of the posterior at a scale. Use the same noise at
@@ -262,13 +266,17 @@ def choose_scale(
         progress: called after each candidate with the number done and the number of all.
     """
     candidates = _check_scales(scales)
-    tried: dict[float, float] = {}
+    found: dict[float, NDArray[np.float64]] = {}
     for done, scale in enumerate(candidates, start=1):
-        tried[scale] = _mean_nll(scores(scale), labels, f"scores({scale:g})")
+        found[scale] = _tempered_nlls(scores(scale), labels, f"scores({scale:g})")
         if progress is not None:
             progress(done, len(candidates))
-    best = min(candidates, key=lambda scale: (tried[scale], abs(math.log(scale)), scale))
-    return ScaleChoice(best, tried[best], tried)
+    least = min(found.values(), key=np.mean)
+    worse = {scale: nlls - least for scale, nlls in found.items()}
+    alike = [scale for scale, it in worse.items() if it.mean() <= it.std() / math.sqrt(len(it))]
+    chosen = min(alike, key=lambda scale: (abs(math.log(scale)), float(found[scale].mean()), scale))
+    tried = {scale: float(nlls.mean()) for scale, nlls in found.items()}
+    return ScaleChoice(chosen, tried[chosen], tried)
 
 
 @dataclass(frozen=True)
@@ -306,9 +314,11 @@ def choose_cut(
     return CutChoice(layers, choices[layers].scale, {layers: choice.nll for layers, choice in choices.items()})
 
 
-def _mean_nll(log_probabilities: ArrayLike, labels: ArrayLike, name: str) -> float:
+def _tempered_nlls(log_probabilities: ArrayLike, labels: ArrayLike, name: str) -> NDArray[np.float64]:
+    """NLL of every question at the temperature that fits best."""
     centred, y = _checked(log_probabilities, labels, name)
-    return float(0.0 - _normalised(centred)[np.arange(len(y)), y].mean())
+    tempered = _normalised(centred / fit_temperature(log_probabilities, labels))
+    return np.asarray(-tempered[np.arange(len(y)), y], dtype=np.float64)
 
 
 def _check_scales(scales: Iterable[float]) -> list[float]:

@@ -34,7 +34,9 @@ log = logging.getLogger("bayeslora.serve")
 
 WORK_ERRORS = described(400, 401, 404, 408, 413, 422, 429, 500, 503, 504)
 LOOK_ERRORS = described(401, 500)
-STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+STREAM: dict[int | str, dict[str, Any]] = {  # of events; what one of them holds, OpenAPI 3.1 cannot say
+    200: {"content": {"text/event-stream": {"schema": {}}}}
+}
 COMPLETION_TOKENS = 16
 """That are written where the request does not say, as OpenAI has it."""
 
