@@ -246,7 +246,7 @@ def test_more_trials_extend_a_search(done, tmp_path):
 def test_a_run_that_two_processes_want_is_made_by_one(done, tmp_path):
     from bayeslora.train.directory import RunDirectory
 
-    with RunDirectory(tmp_path).locked(), pytest.raises(InputError, match="another process is working"):
+    with RunDirectory(tmp_path).locked(), pytest.raises(InputError, match="another process is at work"):
         tune(tuning(), tmp_path)
 
 
