@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from train.tiny import bayeslora
 
-CASES = int(os.environ.get("FUZZ", "20"))
+CASES = int(os.environ.get("FUZZ", "12"))
 """Cases of every test; ``FUZZ=2000 make fuzz`` for thousands."""
 
 fuzzed = settings(
