@@ -5,6 +5,7 @@ import json
 import math
 import os
 import stat
+from pathlib import Path
 
 import pytest
 import torch
@@ -143,6 +144,21 @@ def test_a_directory_whose_block_fails_is_not_there(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fail()
     assert names(tmp_path) == []
+
+
+def test_a_directory_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
+    fill(tmp_path / "b", "old")
+    rename = Path.rename
+
+    def failing(self, target):
+        if self.name == "new":
+            raise OSError("no")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(OSError, match="no"):
+        fill(tmp_path / "b", force=True)
+    assert (tmp_path / "b" / "a.txt").read_text() == "old" and names(tmp_path) == ["b"]
 
 
 def test_what_a_killed_process_left_of_a_directory_is_removed(tmp_path):

@@ -53,7 +53,12 @@ def new_directory(place: Path, *, force: bool = False) -> Iterator[Path]:
             _flush(path)
         if place.exists():
             place.rename(old)
-        new.rename(place)
+        try:
+            new.rename(place)
+        except OSError:
+            if old.exists() and not place.exists():
+                old.rename(place)
+            raise
     _flush(place.parent)
 
 
