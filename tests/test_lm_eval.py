@@ -162,7 +162,7 @@ def test_one_sample_is_one_draw_in_the_stock_model(adapter, tmp_path):
     single = stock(PeftModel.from_pretrained(base(), path).merge_and_unload().eval())
     one = harness(adapter, 1)
     for of in (loglikelihoods, rolling):
-        assert torch.tensor(of(one)).flatten() == pytest.approx(torch.tensor(of(single)).flatten(), rel=1e-6, abs=1e-4)
+        assert torch.tensor(of(one)).flatten() == pytest.approx(torch.tensor(of(single)).flatten(), rel=5e-7, abs=1e-4)
     contexts = [context for context, _ in PAIRS if context]
     assert generated(one, contexts) == generated(single, contexts)
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from bayeslora import load_run
@@ -516,3 +517,41 @@ def test_text_is_written_with_its_uncertainty(trained: Path, capsys: pytest.Capt
     for bad, reason in ((("--temperature", "-1"), "temperature is -1.0"), (("--chat",), "no chat template")):
         assert bayeslora("generate", trained, *words, *bad) == 2
         assert reason in refusal(capsys)
+
+
+# Adapters that are not whole ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "damage, advice",
+    [
+        ("missing", "lacks a tensor of the adapter, 'base_model"),
+        ("extra", "holds a tensor that is not the adapter's, 'stranger'"),
+        ("pickle", r"has no adapter_model\.safetensors"),
+        ("cut", "holds no adapter that can be loaded"),
+        ("method", "its settings say method 'lora', but its adapter holds inducing"),
+    ],
+)
+def test_an_adapter_that_is_not_whole_or_not_the_runs_is_refused(
+    damage: str, advice: str, trained: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    weights = run / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(weights)
+    if damage == "missing":
+        del tensors[min(tensors)]
+        save_file(tensors, weights)
+    elif damage == "extra":
+        save_file({**tensors, "stranger": torch.zeros(1)}, weights)
+    elif damage == "pickle":
+        torch.save(tensors, weights.with_name("adapter_model.bin"))
+        weights.unlink()
+    elif damage == "cut":
+        weights.write_bytes(weights.read_bytes()[:-10])
+    else:
+        config = read_json(run / "config.json") | {"method": "lora"}
+        config["adapter"] |= {"settings": {}}
+        (run / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=advice):
+        load_run(run)
