@@ -8,11 +8,13 @@ its backward runs after that of every block, and hands the collected gradients o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from bayeslora.adapter.draws import Draws
 
 
 class Bridge:
@@ -28,6 +30,26 @@ class Bridge:
         self.crossed = True
         crossed: Tensor = _Identity.apply(activation, self.leaves, *self._drawn)
         return crossed
+
+    @classmethod
+    def across(cls, drawn: Mapping[str, Draws]) -> tuple[Bridge, dict[str, Draws]]:
+        """A bridge for these draws, by adapter, and the same draws with leaves in the layers."""
+        bridge = cls([tensor for draws in drawn.values() for tensor in draws.tensors if tensor.requires_grad])
+        leaves = iter(bridge.leaves)
+
+        def leaf(tensor: Tensor) -> Tensor:
+            return next(leaves) if tensor.requires_grad else tensor
+
+        return bridge, {name: draws.map(leaf) for name, draws in drawn.items()}
+
+    def hang(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Let the first activation of the pass that begins with these arguments cross; returns them if they change."""
+        if kwargs.get("inputs_embeds") is not None:
+            return args, {**kwargs, "inputs_embeds": self.cross(kwargs["inputs_embeds"])}
+        embeddings = getattr(root, "get_input_embeddings", lambda: None)()
+        if embeddings is not None:
+            _once_after(embeddings, self.cross)
+        return None
 
 
 class _Identity(torch.autograd.Function):
@@ -52,3 +74,13 @@ def uses_reentrant_checkpointing(modules: Sequence[nn.Module]) -> bool:
             if getattr(function, "keywords", {}).get("use_reentrant", False):
                 return True
     return False
+
+
+def _once_after(module: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
+    """Apply a function to the module's next output only."""
+
+    def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        handle.remove()
+        return function(output)
+
+    handle = module.register_forward_hook(hook)

@@ -12,9 +12,9 @@ evaluation       the posterior mean, computed once and kept
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from bayeslora.adapter.base import Holder, find_any_holder
 from bayeslora.adapter.bridge import Bridge, uses_reentrant_checkpointing
+from bayeslora.adapter.draws import Draws, Mode, fingerprint
 from bayeslora.adapter.fan import Fan, Stack
 from bayeslora.adapter.tuner_module import TunerModule
 from bayeslora.adapter.versions import watch_fused_optimisers
@@ -36,51 +37,6 @@ watch_fused_optimisers()  # or what is kept here would outlive their steps
 
 KEPT = 4
 """Predictions with so many settings, such as numbers of draws, may take turns without being drawn for anew."""
-
-
-@dataclass
-class Draws:
-    """The factors in use, with what tells whether they are still those of the posterior."""
-
-    factors: Factors
-    fingerprint: tuple[Any, ...]
-    layers: Mapping[str, LayerFactors]
-    inners: Mapping[str, Inner]
-
-    @property
-    def n(self) -> int:
-        """Number of draws."""
-        return max(A.shape[0] for A, _ in self.layers.values())
-
-    @property
-    def differing(self) -> list[str]:
-        """Layers in which the draws need not be the same."""
-        return [name for name, (A, _) in self.layers.items() if A.shape[0] > 1]
-
-    def pick(self, first: int, count: int) -> Draws:
-        """Some of the draws."""
-
-        def cut(tensor: Tensor) -> Tensor:
-            return tensor[first : first + count] if tensor.shape[0] > 1 else tensor
-
-        return replace(
-            self,
-            factors=self.factors.pick(first, count),
-            layers={name: LayerFactors(cut(A), cut(B)) for name, (A, B) in self.layers.items()},
-            inners={name: inner.map(cut) for name, inner in self.inners.items()},
-        )
-
-
-@dataclass
-class Mode:
-    """What a forward pass uses: see the table at the top."""
-
-    kind: Literal["automatic", "draws", "mean"] = "automatic"
-    held: dict[str, Draws] = field(default_factory=dict)
-    layers: str = "all"
-    fan_out: bool = False
-    fan: Fan | None = None
-    settled: bool = False
 
 
 class PosteriorHolder(TunerModule, Holder):
@@ -436,28 +392,9 @@ class PosteriorHolder(TunerModule, Holder):
 
     def _build_bridge(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Give the layers leaves, and let the first activation connect them to the draw."""
-        connected: list[Tensor] = []
-        for name in self.active:
-            drawn = self._drawn[name]
-            connected += [t for pair in drawn.layers.values() for t in pair if t.requires_grad]
-            connected += [t for inner in drawn.inners.values() for t in inner.tensors if t.requires_grad]
-        bridge = self._bridge = Bridge(connected)
-        leaves = iter(bridge.leaves)
-
-        def leaf(tensor: Tensor) -> Tensor:
-            return next(leaves) if tensor.requires_grad else tensor
-
-        for name in self.active:
-            drawn = self._drawn[name]
-            layers = {layer: LayerFactors(*map(leaf, pair)) for layer, pair in drawn.layers.items()}
-            inners = {layer: inner.map(leaf) for layer, inner in drawn.inners.items()}
-            self._drawn[name] = replace(drawn, layers=layers, inners=inners)
-        if kwargs.get("inputs_embeds") is not None:
-            return args, {**kwargs, "inputs_embeds": bridge.cross(kwargs["inputs_embeds"])}
-        embeddings = getattr(root, "get_input_embeddings", lambda: None)()
-        if embeddings is not None:
-            _once_after(embeddings, bridge.cross)
-        return None
+        self._bridge, crossing = Bridge.across({name: self._drawn[name] for name in self.active})
+        self._drawn.update(crossing)
+        return self._bridge.hang(root, args, kwargs)
 
     # What PEFT asks of a tuner layer --------------------------------------------------------------------------------
 
@@ -499,23 +436,3 @@ class _Restoring(AbstractContextManager[None]):
 def is_hook_of(holder: PosteriorHolder, hook: Any) -> bool:
     """Whether a hook of some module is a method of this holder."""
     return getattr(hook, "__self__", None) is holder
-
-
-def fingerprint(posterior: Posterior) -> tuple[Any, ...]:
-    """Changes whenever the posterior is trained, loaded, moved, cast or scaled."""
-    tensors = (*posterior.parameters(), *posterior.buffers())
-    return (posterior.scale, *((t.data_ptr(), _version(t), t.device, t.dtype) for t in tensors))
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def _once_after(module: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
-    """Apply a function to the module's next output only."""
-
-    def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        handle.remove()
-        return function(output)
-
-    handle = module.register_forward_hook(hook)

@@ -1,0 +1,140 @@
+"""What was chosen after training, kept in a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from bayeslora.depth import check_depth
+from bayeslora.errors import InputError, did_you_mean
+from bayeslora.files import replacing
+from bayeslora.metrics import conformal_sets
+from bayeslora.metrics.validation import ROW_SUM_TOLERANCE, BoolArray, check_probabilities
+from bayeslora.predict.calibrate.numbers import check_positive, is_number
+from bayeslora.predict.calibrate.temperature import LogProbabilities, apply_temperature
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was chosen after training, and on what; saved as JSON.
+
+    Attributes:
+        temperature: divides the log-probabilities averaged over draws.
+        posterior_scale: multiplies every standard deviation of the posterior.
+        draw_layers: layers in which draws differ, for which the scale was chosen.
+        threshold: the least largest probability at which one still answers; none answers always.
+        target: what the threshold was chosen for, in words.
+        conformal: by level, such as ``"0.9"``, how far below 1 the probability of an option in a prediction set may be.
+        samples: number of draws averaged while choosing.
+        task: name of the task it was chosen on.
+        split: the split of that task.
+        before: metrics on that split without calibration.
+        after: metrics on that split with it; flattering, since the choice was made there.
+    """
+
+    temperature: float = 1.0
+    posterior_scale: float = 1.0
+    draw_layers: str = "all"
+    threshold: float | None = None
+    target: str | None = None
+    conformal: dict[str, float] = field(default_factory=dict)
+    samples: int | None = None
+    task: str | None = None
+    split: str | None = None
+    before: dict[str, float] = field(default_factory=dict)
+    after: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_positive(self.temperature, "temperature")
+        check_positive(self.posterior_scale, "posterior_scale")
+        if self.threshold is not None:
+            check_positive(self.threshold, "threshold", most=1 + ROW_SUM_TOLERANCE)
+        if self.samples is not None and (type(self.samples) is not int or self.samples < 1):
+            raise InputError(f"samples is {self.samples!r}; give a whole number of at least 1, or none")
+        for name in ("target", "task", "split"):
+            _check_text(getattr(self, name), name)
+        check_depth(self.draw_layers, "draw_layers")
+        _check_metrics(self.conformal, "conformal")
+        _check_metrics(self.before, "before")
+        _check_metrics(self.after, "after")
+
+    def apply(self, log_probabilities: ArrayLike) -> LogProbabilities:
+        """Log-probabilities (averaged over draws, ``[N, O]``) at the temperature chosen."""
+        return apply_temperature(log_probabilities, self.temperature)
+
+    def abstains(self, probabilities: ArrayLike) -> BoolArray:
+        """Which of the rows ``[N, O]``, already at the temperature chosen, are too unsure to be answered."""
+        confidence = check_probabilities(probabilities, name="probabilities").max(axis=-1)
+        if self.threshold is None:
+            return np.zeros(confidence.shape, dtype=bool)
+        return np.asarray(confidence < self.threshold)
+
+    def prediction_sets(self, probabilities: ArrayLike, level: float, present: ArrayLike) -> BoolArray:
+        """Which options ``[N, O]`` are in each row's prediction set: sets hold the right one in ``level`` of the questions."""
+        return conformal_sets(probabilities, self.conformal[self.require_level(level)], present)
+
+    def require_level(self, level: float) -> str:
+        """The name of a level that prediction sets were calibrated for; others are refused."""
+        if not self.conformal:
+            raise InputError("there are no prediction sets without calibration; run bayeslora calibrate first")
+        key = f"{level:g}"
+        if key not in self.conformal:
+            raise InputError(f"level is {level:g}; prediction sets were calibrated for {', '.join(self.conformal)}")
+        return key
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to a file, whole or not at all: whatever fails, an older file stays as it was."""
+        content = json.dumps(asdict(self), indent=2, allow_nan=False, default=float) + "\n"
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            with replacing(Path(path)) as partial:
+                partial.write_text(content, encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{os.fspath(path)}: cannot be written: {error.strerror}; choose another place") from error
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Calibration:
+        """Read a file written by :meth:`save`; values left out are as if nothing had been chosen."""
+        try:
+            content = _parse(Path(path).read_text(encoding="utf-8"), [f.name for f in fields(cls)])
+            return cls(**content)
+        except OSError as error:
+            raise InputError(
+                f"{os.fspath(path)}: cannot be read: {error.strerror}; give a file that calibration has written"
+            ) from error
+        except (ValueError, RecursionError) as error:
+            raise InputError(
+                f"{os.fspath(path)}: not a calibration: {error}; mend the file or calibrate again"
+            ) from error
+
+
+def _check_text(value: str | None, name: str) -> None:
+    if not (value is None or isinstance(value, str)):
+        raise InputError(f"{name} is {value!r}; give text, or none")
+
+
+def _check_metrics(metrics: Mapping[str, float], name: str) -> None:
+    if not isinstance(metrics, dict):
+        raise InputError(f"{name} is {metrics!r}; give metrics by name")
+    for metric, value in metrics.items():
+        if not isinstance(metric, str) or not is_number(value) or not abs(value) <= sys.float_info.max:
+            raise InputError(f"{name} has {metric!r}: {value!r}; give a finite number by the name of its metric")
+
+
+def _parse(text: str, known: list[str]) -> dict[str, Any]:
+    """The fields of a saved calibration, by name."""
+    content = json.loads(text)
+    if not isinstance(content, dict) or "temperature" not in content:
+        raise InputError("it has no temperature")
+    for name in content:
+        if name not in known:
+            raise InputError(f"unknown field {name!r}{did_you_mean(name, known)}; known are {', '.join(known)}")
+    return content

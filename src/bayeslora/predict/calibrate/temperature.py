@@ -1,0 +1,101 @@
+"""Temperature: how soft the probabilities averaged over draws should be.
+
+Example:
+    >>> log_p = np.log([[0.9, 0.1], [0.9, 0.1], [0.9, 0.1]])  # right in two of three, yet 90 % sure
+    >>> temperature = fit_temperature(log_p, [0, 0, 1])
+    >>> round(temperature, 2), np.exp(apply_temperature(log_p, temperature)).round(2)[0].tolist()
+    (3.17, [0.67, 0.33])
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from bayeslora.errors import InputError
+from bayeslora.metrics.validation import IntArray, check_labels, real_array, refuse
+from bayeslora.predict.calibrate.numbers import check_positive
+
+LogProbabilities = NDArray[np.float64]
+
+TEMPERATURES = (0.05, 20.0)
+"""Least and greatest temperature: where the data ask for none at all (every answer right) or an infinite one."""
+
+_HALVINGS = 50
+"""Narrow the range of ``log T`` down to 5e-15."""
+
+
+def fit_temperature(log_probabilities: ArrayLike, labels: ArrayLike) -> float:
+    """The temperature ``T`` in :data:`TEMPERATURES` of least mean NLL of ``softmax(log p / T)``.
+
+    The NLL is convex in ``β = 1/T`` and its slope is ``mean(E_β[log p] − log p_y)``: the slope's only change of sign
+    is found by bisection. A result at either end says that the data do not determine it: a few questions that are all
+    answered rightly ask for certainty, answers worse than guessing for none. Where no temperature changes anything
+    (one option each, or all equal), it is 1.
+    """
+    centred, y = checked(log_probabilities, labels)
+    if not np.any(np.isfinite(centred) & (centred < 0)):
+        return 1.0
+    least, greatest = TEMPERATURES
+    if _slope(centred, y, 1 / least) <= 0:
+        return least
+    if _slope(centred, y, 1 / greatest) >= 0:
+        return greatest
+    return _bisect(lambda temperature: _slope(centred, y, 1 / temperature) > 0, least, greatest)
+
+
+def apply_temperature(log_probabilities: ArrayLike, temperature: float) -> LogProbabilities:
+    """``log softmax(log p / T)`` over the options present; the order of the options stays as it was."""
+    check_positive(temperature, "temperature")
+    return normalised(_centred(log_probabilities, "log_probabilities") / temperature)
+
+
+def _bisect(too_cold: Callable[[float], bool], low: float, high: float) -> float:
+    """Where ``too_cold`` turns from true to false, by halving the range of the logarithm."""
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if too_cold(middle) else (low, middle)
+    return math.sqrt(low * high)
+
+
+def _slope(centred: LogProbabilities, labels: IntArray, inverse_temperature: float) -> float:
+    """Derivative of the mean NLL by ``β = 1/T``, of checked input."""
+    probabilities = np.exp(normalised(inverse_temperature * centred))
+    present = np.isfinite(centred)
+    expected = np.sum(probabilities * np.where(present, centred, 0.0), axis=-1)
+    return float(np.mean(expected - centred[np.arange(len(labels)), labels]))
+
+
+def normalised(centred: LogProbabilities) -> LogProbabilities:
+    """Rows whose probabilities sum to 1, from rows whose maximum is 0."""
+    return centred - np.log(np.exp(centred).sum(axis=-1, keepdims=True))
+
+
+def checked(
+    log_probabilities: ArrayLike, labels: ArrayLike, name: str = "log_probabilities"
+) -> tuple[LogProbabilities, IntArray]:
+    """Centred rows, and labels that are present."""
+    centred = _centred(log_probabilities, name)
+    y = check_labels(labels, centred)
+    absent = np.flatnonzero(np.isneginf(centred[np.arange(len(y)), y]))
+    if len(absent):
+        row = int(absent[0])
+        raise InputError(
+            f"{name}: the right option, {y[row]}, of row {row} has probability 0 ({len(absent)} such rows), which is what "
+            "an option looks like that the question does not have; correct the labels or leave these rows out"
+        )
+    return centred, y
+
+
+def _centred(log_probabilities: ArrayLike, name: str) -> LogProbabilities:
+    """Rows in float64 shifted to a maximum of 0, which loses nothing and cannot overflow."""
+    log_p = real_array(log_probabilities, name).astype(np.float64)
+    if log_p.ndim != 2 or log_p.size == 0:
+        raise InputError(f"{name} has shape {log_p.shape}; give [N, O], at least one row and one option")
+    refuse(np.isnan(log_p) | np.isposinf(log_p), log_p, f"{name} must be finite, or -inf where there is no option")
+    highest = log_p.max(axis=-1, keepdims=True)
+    refuse(np.isneginf(highest[:, 0]), highest[:, 0], f"{name} must have an option in every row", what="maximum")
+    return log_p - highest

@@ -1,0 +1,99 @@
+"""When not to answer, and which options to keep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from bayeslora.errors import InputError
+from bayeslora.metrics import conformal_threshold, risk_coverage, threshold_for_coverage, threshold_for_risk
+from bayeslora.metrics.scores import top_class
+from bayeslora.metrics.validation import BoolArray, check_classification
+from bayeslora.predict.calibrate.numbers import check_share
+
+LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
+"""Levels that prediction sets are calibrated for."""
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """When to answer, and what that gave on the data it was chosen on.
+
+    Attributes:
+        confidence: the least largest probability at which one still answers.
+        coverage: share of the questions answered.
+        error_rate: share of wrong answers among those.
+        target: what was asked for, in words.
+    """
+
+    confidence: float
+    coverage: float
+    error_rate: float
+    target: str
+
+
+def conformal_thresholds(
+    probabilities: ArrayLike, labels: ArrayLike, levels: Iterable[float] = LEVELS
+) -> dict[str, float]:
+    """Thresholds of :func:`bayeslora.metrics.conformal_threshold` by level.
+
+    At most 1, with which every option is in the set: what too few rows for a level amount to.
+    """
+    return {f"{level:g}": min(1.0, conformal_threshold(probabilities, labels, level)) for level in levels}
+
+
+def choose_threshold(
+    probabilities: ArrayLike,
+    labels: ArrayLike,
+    *,
+    error_rate: float | None = None,
+    coverage: float | None = None,
+) -> Threshold:
+    """The confidence from which on to answer, for one of two targets.
+
+    With ``error_rate`` the answers given are wrong in at most that share, and as many as possible are given; a rate
+    that no threshold reaches is refused. With ``coverage`` at least that share is answered, the most confident, and
+    more only where confidences are equal: those are answered all or none.
+
+    Both hold exactly on the rows given, and only roughly on new ones of the same kind: the fewer rows are answered,
+    the more the error among them is a matter of luck.
+
+    Args:
+        probabilities: ``[N, O]``, calibrated as they will be when the threshold is used.
+        labels: ``[N]``.
+        error_rate: greatest share of wrong answers among those given, from 0 to 1.
+        coverage: least share of questions answered, above 0 and at most 1.
+    """
+    confidence, correct = top_class(*check_classification(probabilities, labels, "probabilities"))
+    target = describe_target(error_rate, coverage)
+    if error_rate is not None:
+        threshold = threshold_for_risk(confidence, correct, error_rate)
+    else:
+        assert coverage is not None
+        threshold = threshold_for_coverage(confidence, coverage)
+    if math.isinf(threshold):
+        raise InputError(f"an {target} is not reached: {_least_error(confidence, correct)}; ask for that or more")
+    answered = confidence >= threshold
+    return Threshold(threshold, float(answered.mean()), float((~correct[answered]).mean()), target)
+
+
+def describe_target(error_rate: float | None, coverage: float | None) -> str:
+    """What :func:`choose_threshold` is asked for, in words; refuses what it cannot be asked for."""
+    if error_rate is not None and coverage is None:
+        return f"error rate of at most {check_share(error_rate, 'error_rate'):g}"
+    if coverage is not None and error_rate is None:
+        return f"coverage of at least {check_share(coverage, 'coverage', above=True):g}"
+    raise InputError(f"got error_rate={error_rate} and coverage={coverage}; give exactly one of the two")
+
+
+def _least_error(confidence: NDArray[np.floating[Any]], correct: BoolArray) -> str:
+    """The least error rate of any threshold, at the largest coverage that has it."""
+    curve = risk_coverage(confidence, correct)
+    best = np.flatnonzero(curve.risk == curve.risk.min())[-1]
+    risk = math.ceil(1e4 * curve.risk[best]) / 1e4  # rounded up, so that asking for it succeeds
+    return f"the least is {risk:g}, answering {curve.coverage[best]:.1%} of {len(correct)} questions"
