@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from bayeslora.errors import InputError
@@ -19,8 +20,10 @@ from bayeslora.train.run import Place, train
 from train import tiny
 from train.tiny import read_json
 from train.together import CASES, first_step
+from train.trainer_steps import change, make_trainer
 
 TESTS = Path(__file__).parents[1]
+CONFIGS = TESTS.parent / "configs"
 
 
 @pytest.mark.parametrize("examples, count", [(7, 2), (8, 2), (1, 3), (5, 4)])
@@ -42,18 +45,35 @@ def test_alone_everything_is_as_it_was():
     assert alone.agree(lambda: 3) == 3
 
 
-def launch(arguments, processes=2, **environment):
-    """What ``accelerate launch`` comes to: processes that know of each other by their environment."""
-    port = str(20000 + os.getpid() % 20000)
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc_per_node", str(processes)]
+PORT = str(20000 + os.getpid() % 20000)
+
+
+def run(*command, **environment):
     environment = {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run(
-        [*command, "--master_port", port, "-m", *map(str, arguments)],
+        [sys.executable, "-W", "ignore", "-m", *map(str, command)],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=240,
         check=False,
+    )
+
+
+def launch(arguments, processes=2, **environment):
+    """What ``accelerate launch`` comes to: processes that know of each other by their environment."""
+    several = ["torch.distributed.run", "--nproc_per_node", processes, "--master_port", PORT]
+    return run(*several, "-m", *arguments, **environment)
+
+
+def accelerate(config, out, *arguments, precision="no"):
+    """Three steps of a trainer with a configuration that is shipped, but for the device and the precision."""
+    shipped = yaml.safe_load((CONFIGS / config).read_text(encoding="utf-8"))
+    here = out.with_suffix(".yaml")
+    here.write_text(yaml.safe_dump({**shipped, "mixed_precision": precision, "use_cpu": True}), encoding="utf-8")
+    options = ["--config_file", here, "--main_process_port", PORT]
+    return run(
+        "accelerate.commands.launch", *options, "-m", "train.trainer_steps", out, *arguments, DS_ACCELERATOR="cpu"
     )
 
 
@@ -70,6 +90,25 @@ def test_two_processes_take_the_step_of_one(environment, tmp_path):
         for name, value in want.items():
             scale = float(value.abs().max()) + 1e-6
             torch.testing.assert_close(found[f"{case}/{name}"], value, atol=3e-5 * scale, rtol=0, msg=f"{case}, {name}")
+
+
+@pytest.mark.parametrize("config", ["ddp.yaml", "deepspeed-zero2.yaml"])
+def test_trainers_of_two_processes_take_the_steps_of_one(config, tmp_path):
+    if "deepspeed" in config:
+        pytest.importorskip("deepspeed")
+    ended = accelerate(config, tmp_path / "two.safetensors")
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert ("DeepSpeed" in ended.stdout) == ("deepspeed" in config)
+    found, want = load_file(tmp_path / "two.safetensors"), change(make_trainer(tmp_path / "one", bf16=False))
+    off = sum(float((found[name] - want[name]).square().sum()) for name in want)
+    assert off <= 0.01**2 * sum(float(moved.square().sum()) for moved in want.values())
+
+
+def test_deepspeed_must_not_cast_the_posterior(tmp_path):
+    pytest.importorskip("deepspeed")
+    ended = accelerate("deepspeed-zero2.yaml", tmp_path / "two.safetensors", "bf16", precision="bf16")
+    assert ended.returncode == 1
+    assert "the posterior was cast to torch.bfloat16, in which its steps are lost" in ended.stderr
 
 
 def test_runs_go_on_with_another_number_of_processes(tmp_path):

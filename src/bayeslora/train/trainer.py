@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
+HALF = {torch.bfloat16, torch.float16}
 IGNORED = -100
 """The label of tokens that do not count, to transformers."""
 
@@ -60,7 +61,7 @@ class BayesLoraTrainerMixin(_Base):
         with _hidden_head(model):
             super().__init__(model, *args, **kwargs)
         restore_full_precision(self.model)
-        self.add_callback(_AfterStep())
+        self.add_callback(_Steps())
         self._kl_logs: dict[str, list[Tensor]] = {}
 
     @property
@@ -165,8 +166,16 @@ def _counted(loss: Tensor, labels: Tensor | None) -> Tensor:
     return torch.where((labels.to(loss.device) != IGNORED).any(), loss, torch.zeros_like(loss))
 
 
-class _AfterStep(TrainerCallback):
-    """Tells posteriors of every optimiser step, before the trainer clears the gradients."""
+class _Steps(TrainerCallback):
+    """Sees that posteriors can be trained, and tells them of every optimiser step before the trainer clears the gradients."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        found = {parameter.dtype for parameter in find_holder(model).parameters()} & HALF
+        if found:
+            raise ValueError(
+                f"the posterior was cast to {found.pop()}, in which its steps are lost; DeepSpeed does that with bf16 or fp16: "
+                "load the base model with dtype=torch.bfloat16 and use mixed_precision: 'no' (configs/deepspeed-zero2.yaml)"
+            )
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         find_holder(model).after_step(state.global_step + 1, state.max_steps)
@@ -204,5 +213,5 @@ def restore_full_precision(model: nn.Module) -> None:
     Some trainers cast every trainable parameter to bfloat16, in which a step of usual size is lost on a scale's logit.
     """
     for parameter in find_holder(model).parameters():
-        if parameter.dtype in (torch.bfloat16, torch.float16):
+        if parameter.dtype in HALF:
             parameter.data = parameter.data.float()
