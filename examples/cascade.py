@@ -87,6 +87,7 @@ def main() -> None:
     parser.add_argument("--url", default=None, help="of an OpenAI-style endpoint")
     parser.add_argument("--model", default="", help="its model")
     parser.add_argument("--key", default="", help="its key")
+    parser.add_argument("--out", type=Path, default=None, help="where to write the curve as JSON")
     parser.add_argument("--figure", type=Path, default=None, help="where to draw the curve")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -97,6 +98,10 @@ def main() -> None:
     for level in (0.0, 0.25, 0.5, 0.75, 1.0):
         row = round(level * len(items))
         print(f"{share[row]:4.0%} answered locally: accuracy {accuracy[row]:.3f}")
+    if given.out:
+        given.out.write_text(
+            json.dumps({"questions": len(items), "share": share, "accuracy": accuracy}), encoding="utf-8"
+        )
     if given.figure:
         figure = Figure(figsize=(5, 3.5), layout="constrained")
         axes = figure.add_subplot(xlabel="share answered locally", ylabel="accuracy of the cascade", ylim=(0, 1.02))
