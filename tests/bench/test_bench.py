@@ -83,6 +83,15 @@ def test_the_harness_and_ours_compute_the_same() -> None:
     torch.testing.assert_close(found, torch.tensor(theirs, dtype=torch.float64), atol=1e-3, rtol=1e-5)
 
 
+def test_an_adapter_on_a_tied_head_is_none_for_the_harness() -> None:
+    pytest.importorskip("lm_eval")
+    made = subjects()
+    model = made.make(LORA)
+    model.config.tie_word_embeddings = True
+    with pytest.raises(InputError, match=r"leave lm_head out, as in --targets q_proj k_proj"):
+        harness(model, made, random_questions(2, made.vocabulary))
+
+
 @pytest.mark.parametrize("what", MEASURES)
 def test_everything_can_be_measured(what: str, tmp_path: Path) -> None:
     if what == "questions":

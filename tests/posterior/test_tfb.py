@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from bayeslora.errors import InputError
 from bayeslora.methods.tfb import search_width
 from bayeslora.posterior import Factors, LayerShape
 from bayeslora.posterior.tfb import TfbConfig, TfbPosterior
@@ -96,9 +97,12 @@ def test_the_search_returns_the_largest_width_it_found_to_fit(edge):
     assert edge < upper <= edge * 1.1
 
 
-def test_a_model_that_bears_no_noise_gets_none_and_one_that_bears_all_stops_somewhere():
+def test_a_model_that_bears_no_noise_gets_none_and_a_tolerance_that_nothing_exceeds_is_refused():
     assert search_width(lambda width: 2.0, TfbConfig(tolerance=1.0)) == 0.0
-    assert 1.0 < search_width(lambda width: 0.0, TfbConfig(tolerance=1.0)) < 100.0
+    with pytest.raises(
+        InputError, match=r"tolerance is 1, and noise of width 30.72, .* by 0.7 only; give less than that"
+    ):
+        search_width(lambda width: 0.7, TfbConfig(tolerance=1.0))
 
 
 @pytest.mark.parametrize(

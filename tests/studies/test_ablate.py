@@ -259,7 +259,7 @@ def test_json_is_the_record(trained, capsys):
         ("rank", ["--shift", "arc-eesy"], "unknown task 'arc-eesy'"),
         ("rank", ["--shift", "wikitext2"], "has no questions with options"),
         ("rank", ["--task", "nowhere.jsonl"], "nowhere.jsonl"),
-        ("rank", ["--workers", "0"], "workers is 0"),
+        ("rank", ["--workers", "-1"], "workers is -1"),
         ("rank", ["--settings", "flow_dept=1"], "flow_dept"),
     ],
 )

@@ -185,6 +185,18 @@ def test_nothing_is_run_twice(done, monkeypatch):
     assert {path: path.stat().st_mtime_ns for path in done.rglob("result.json")} == before
 
 
+def test_without_workers_what_is_done_is_shown_and_nothing_is_run(done, tmp_path):
+    out = tmp_path / "study"
+    shutil.copytree(done, out)
+    given = study(methods=("lora", "bbb"))
+    lora, bbb = (run_path(out, given.tasks[0], method, 1.0, 1) for method in given.methods)
+    shutil.rmtree(bbb)
+    compared = compare(given, out, workers=0)
+    assert not bbb.exists() and lora.exists() and not compared.failures
+    rows = compared.sections["task"]
+    assert [len(rows[method]["nll"].values) for method in given.methods] == [2, 1]
+
+
 def test_a_method_that_cannot_be_told_from_the_best_is_marked(done):
     """Two methods with equal predictions are a tie; one that is much worse is none."""
     rng = np.random.default_rng(0)
@@ -324,8 +336,8 @@ def test_unknown_names_are_refused_before_anything_is_run(tmp_path):
         compare(study(methods=("lore",)), tmp_path / "study")
     with pytest.raises(InputError, match=r"unknown task|no such"):
         compare(study(tasks=("arc-eesy",)), tmp_path / "study")
-    with pytest.raises(InputError, match="workers is 0"):
-        compare(study(), tmp_path / "study", workers=0)
+    with pytest.raises(InputError, match="workers is -1"):
+        compare(study(), tmp_path / "study", workers=-1)
     assert not (tmp_path / "study").exists()
 
 

@@ -75,6 +75,11 @@ def harness(model: Any, subjects: Subjects, questions: Sequence[Question]) -> Ca
         raise InputError(
             "lm-evaluation-harness, which is to be measured, is not installed; pip install 'bayeslora[eval]'"
         ) from error
+    if model.config.tie_word_embeddings and "lm_head" in subjects.config.targets:
+        raise InputError(
+            "lm-evaluation-harness ties the weights of this model again, which fails with an adapter on its output head; "
+            "leave lm_head out, as in --targets q_proj k_proj"
+        )
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     requests = [(None, one.prompt_ids, option) for one in questions for option in one.option_ids]
     longest = max(len(context) + len(option) for _, context, option in requests)

@@ -51,7 +51,7 @@ class OfManyRuns(Placed):
     """How verbs that make many runs make them."""
 
     workers: int = 1
-    """Runs side by side, each in a process of its own."""
+    """Runs side by side, each in a process of its own. With 0, compare and ablate make none, and show what is done."""
     executor: Literal["local", "ray"] = "local"
     """Where the runs are made: on this machine, or on the Ray cluster at RAY_ADDRESS, all of whose nodes see this directory."""
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from bayeslora.errors import InputError
 from bayeslora.methods import lora
 from bayeslora.methods.base import Made, Making, Method, QuestionMaking
 from bayeslora.posterior.tfb import TfbConfig, TfbPosterior
@@ -30,7 +31,8 @@ def make(making: Making) -> Made:
 def search_width(change: Callable[[float], float], config: TfbConfig) -> float:
     """The largest width found whose change is within the tolerance: the feasible end of the last bracket.
 
-    Returns 0 if even the smallest width that was tried changes too much.
+    Returns 0 if even the smallest width that was tried changes too much. A tolerance that no width exceeds, because noise
+    alone changes no more, is refused: there is no largest width within it.
     """
 
     def fits(width: float) -> bool:
@@ -42,7 +44,10 @@ def search_width(change: Callable[[float], float], config: TfbConfig) -> float:
             break
         low, high = high, 2.0 * high
     else:
-        return low
+        raise InputError(
+            f"tolerance is {config.tolerance:g}, and noise of width {low:g}, which drowns everything, changes predictions by "
+            f"{change(low):.3g} only; give less than that"
+        )
     if low == config.low:  # its change is not known yet
         for _ in range(WIDENINGS):
             if fits(low):

@@ -68,7 +68,7 @@ def fit_curvature(
         adapter = _adapter_of(holder, posterior)
         holder.use({name: holder.posterior(name).mean().detach() for name in holder.active})
         sums = _sums(scorer.model, adapter, posterior, rank)
-        for rows in graph_batches(items, batch_tokens):
+        for rows in graph_batches(items, batch_tokens, posterior):
             questions = [items[row] for row in rows]
             with _recording(sums.values()):
                 scores = scorer(questions)

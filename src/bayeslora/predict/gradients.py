@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 
 from bayeslora.adapter.holder import PosteriorHolder, find_holder
+from bayeslora.posterior.laplace import LaplacePosterior
 from bayeslora.predict.options import Encoded
 from bayeslora.predict.scorer import Scorer, batches_by_length
 
 GRAPH_COST = 8
 """A token that is kept for backward passes takes several times the memory of one that is only scored."""
+
+TOP_COST = 2
+"""The same where gradients reach no further down than the last layer."""
 
 
 @contextmanager
@@ -28,9 +32,12 @@ def differentiating(scorer: Scorer) -> Iterator[PosteriorHolder]:
         scorer.model.train(training)
 
 
-def graph_batches(items: Sequence[Encoded], batch_tokens: int, most: int | None = None) -> Iterator[list[int]]:
+def graph_batches(
+    items: Sequence[Encoded], batch_tokens: int, posterior: LaplacePosterior, most: int | None = None
+) -> Iterator[list[int]]:
     """Row numbers of the items in batches that a backward pass has room for, of at most so many items."""
-    for rows in batches_by_length(items, batch_tokens // GRAPH_COST):
+    cost = TOP_COST if posterior.config.scope == "last" else GRAPH_COST
+    for rows in batches_by_length(items, batch_tokens // cost):
         step = len(rows) if most is None else max(1, most)
         yield from (rows[start : start + step] for start in range(0, len(rows), step))
 

@@ -52,7 +52,7 @@ def score_linearised(
     size = options * sum(point.numel() for points in posterior.random_points() for point in points)
     done = 0
     with differentiating(scorer) as holder:
-        for rows in graph_batches(items, batch_tokens, most=JACOBIAN_ENTRIES // size):
+        for rows in graph_batches(items, batch_tokens, posterior, most=JACOBIAN_ENTRIES // size):
             scores, jacobian = option_jacobian(scorer, holder, posterior, [items[row] for row in rows])
             width = scores.total.shape[1]
             mean[rows, :width] = scores.log_probabilities.double().cpu()

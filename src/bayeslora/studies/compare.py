@@ -219,7 +219,7 @@ def compare(
         out: directory of everything.
         data_dir: local copies of the benchmarks.
         device: as for :func:`bayeslora.load_model`.
-        workers: runs side by side, in processes of their own.
+        workers: runs side by side, in processes of their own; 0 makes none, and shows what is done.
         executor: where they are: on this machine, or on a Ray cluster.
         report: told how it goes.
     """

@@ -50,7 +50,7 @@ class Runner:
 
     Attributes:
         settings: where runs find things.
-        workers: runs side by side, in processes of their own.
+        workers: runs side by side, in processes of their own; 0 makes nothing, and goes by what is done.
         executor: where they are: on this machine, or on a Ray cluster.
         report: told how it goes.
         failures: why runs and evaluations failed, by what they were.
@@ -64,8 +64,8 @@ class Runner:
     _loaded: LoadedModel | None = None
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise InputError(f"workers is {self.workers}; give at least 1")
+        if self.workers < 0:
+            raise InputError(f"workers is {self.workers}; give at least 1, or 0 to go by what is done")
 
     def run(self, jobs: Sequence[Job], what: str = "runs") -> None:
         """Make the runs that have no result yet; directories that hold others are refused before that."""
@@ -74,6 +74,8 @@ class Runner:
                 RunDirectory(job.path).require_free_or_same(to_dict(job.config))
         missing = [job for job in jobs if not RunDirectory(job.path).result.exists()]
         self.report.say(f"{len(jobs)} {what}, {len(jobs) - len(missing)} of them done already")
+        if self.workers == 0:
+            return
         ended = 0
 
         def tell(job: Job, failure: str | None) -> None:
@@ -92,7 +94,7 @@ class Runner:
 
     def evaluate(self, evaluations: Sequence[Evaluation]) -> None:
         """Make the evaluations that have no result yet; the base model is loaded once for all."""
-        missing = [it for it in evaluations if not _is_done(it)]
+        missing = [it for it in evaluations if not _is_done(it)] if self.workers else []
         for number, evaluation in enumerate(missing, 1):
             self.report.say(f"[{number}/{len(missing)}] evaluating {evaluation.label}")
             try:

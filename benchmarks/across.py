@@ -1,0 +1,79 @@
+"""A comparison across its tasks: one table for each metric, with methods as rows and tasks as columns.
+
+python benchmarks/across.py TABLE.json [TABLE.json ...] [--section ARC-EASY ...] > tables.md
+
+Each TABLE.json is the record that `bayeslora compare` has written; several are put side by side. The last column is the mean
+rank of a method over the tasks that it and all others have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from bayeslora.report.table import COLUMNS, Cell, Column, Row, markdown
+
+RANK = "rank"
+
+
+def cells(sections: Mapping[str, Any], metric: str) -> dict[str, dict[str, Cell]]:
+    """One metric by method and task."""
+    found: dict[str, dict[str, Cell]] = {}
+    for task, methods in sections.items():
+        for method, record in methods.items():
+            values = tuple(run["metrics"][metric] for run in record["runs"])
+            if values:
+                found.setdefault(method, {})[task] = Cell(values, record["ties_best"].get(metric, False))
+    return found
+
+
+def with_ranks(rows: Mapping[str, Mapping[str, Cell]], tasks: Sequence[str], column: Column) -> dict[str, Row]:
+    """The rows with the mean rank of each method, 1 being the best; a method with a gap has none."""
+    complete = {method: row for method, row in rows.items() if all(task in row for task in tasks)}
+    ranks: dict[str, list[int]] = {method: [] for method in complete}
+    for task in tasks:
+        for method, row in complete.items():
+            better = [it for it in complete.values() if column.better(it[task].mean, row[task].mean)]
+            ranks[method].append(1 + len(better))
+    return {
+        method: {**row, RANK: Cell((mean(ranks[method]),))} if method in ranks else row for method, row in rows.items()
+    }
+
+
+def tables(sections: Mapping[str, Any], columns: Sequence[Column] = COLUMNS) -> dict[str, str]:
+    """A table in Markdown for each metric, by its title."""
+    found = {}
+    for column in columns:
+        shown = [replace(column, metric=task, title=task) for task in sections]
+        rank = Column(RANK, "mean rank", digits=1)
+        rows = with_ranks(cells(sections, column.metric), list(sections), column)
+        unit = ", per cent" if column.factor == 100 else ""
+        found[column.title + unit] = markdown(rows, [*shown, rank])
+    return found
+
+
+def read_sections(paths: Sequence[Path], only: Sequence[str] = ()) -> dict[str, Any]:
+    """The parts of all records, by task."""
+    sections: dict[str, Any] = {}
+    for path in paths:
+        sections |= json.loads(path.read_text(encoding="utf-8"))["sections"]
+    return {task: sections[task] for task in only} if only else sections
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="+", type=Path)
+    parser.add_argument("--section", nargs="*", default=[], help="tasks, in the order wanted; all by default")
+    given = parser.parse_args()
+    for title, text in tables(read_sections(given.tables, given.section)).items():
+        print(f"**{title}**\n\n{text}\n")
+
+
+if __name__ == "__main__":
+    main()
