@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
@@ -77,6 +79,16 @@ def test_figures_of_the_readme() -> None:
         ]
         line = f"| {title} | " + " | ".join(f"{value:.3f}" for value in row) + " |"
         assert line in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_tables_of_the_comparison() -> None:
+    page = (ROOT / "docs/comparison.md").read_text(encoding="utf-8")
+    records = [ROOT / "benchmarks/results/table" / name for name in ("arc-easy.json", "cut.json")]
+    tasks = ["arc-easy", "arc-challenge", "openbookqa", "winogrande-s", "winogrande-m", "boolq"]
+    command = [sys.executable, "benchmarks/across.py", *records, "--section", *tasks]
+    printed = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    tables = [block for block in printed.split("\n\n") if block.startswith("|")]
+    assert len(tables) == 3 and all(table in page for table in tables)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -32,8 +32,8 @@ class TfbConfig:
         upper_end: keep the least width found to change too much, as the published code does.
     """
 
-    change: Change = "nll"
-    tolerance: float = 1.5
+    change: Change = "accuracy"
+    tolerance: float = 0.01
     anchors: int = 500
     samples: int = 10
     low: float = 1e-3
