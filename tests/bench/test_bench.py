@@ -99,7 +99,8 @@ def test_everything_can_be_measured(what: str, tmp_path: Path) -> None:
     found = bench([what], BenchConfig(**SMALL, draw_layers=("all", "0.5")), device="cpu", out=tmp_path / "out.json")
     rows = found.record["rows"]
     assert rows and all(row["figures"] and all(value > 0 for value in row["figures"].values()) for row in rows)
-    beside = {"draw": set(), "questions": {"lm-eval", "lora"}}.get(what, {LORA})
+    plain = {LORA, "no adapter"}
+    beside = {"draw": set(), "questions": {"lm-eval", "lora"}, "predict": plain, "decode": plain}.get(what, {LORA})
     assert {row["who"].partition(",")[0] for row in rows} == beside | {"bayesian-lora"}
     for row in rows:
         assert what == "draw" or row["ratio"][1] <= row["ratio"][0] <= row["ratio"][2]

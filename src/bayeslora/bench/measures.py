@@ -75,13 +75,17 @@ def measure_decode(subjects: Subjects, report: Reporter) -> Iterator[Row]:
 def _by_draws(
     subjects: Subjects, report: Reporter, what: str, action: Callable[[Any, Tensor, int, str], Callable[[], object]]
 ) -> Iterator[Row]:
-    """PEFT's LoRA beside every method with every number of draws and every cut; 0 draws for a model that has none."""
+    """PEFT's LoRA beside the bare model and every method: merged, and with every number of draws and every cut."""
     config = subjects.config
     stock = subjects.make(LORA).eval()
     ours = {name: subjects.make(name).eval() for name in config.methods}
+    plain = {"no adapter": subjects.bare().eval()}
+    plain |= {
+        f"{name}, merged": merged.eval() for name in config.methods if (merged := subjects.merged(name)) is not None
+    }
     for batch in config.batches:
         ids = subjects.tokens(*parse_batch(batch))
-        actions = {LORA: action(stock, ids, 0, "all")}
+        actions = {name: action(model, ids, 0, "all") for name, model in {LORA: stock, **plain}.items()}
         for name, model in ours.items():
             for layers in config.draw_layers:
                 for samples in config.samples:
@@ -127,7 +131,7 @@ class Decode:
 
 
 def averaged(model: Any, samples: int, layers: str) -> AbstractContextManager[object]:
-    """Inside the block a model averages so many draws; a stock model, with 0 of them, is as it is."""
+    """Inside the block a model averages so many draws; one without any, for which they are 0, is as it is."""
     return posterior_predictive(model, samples, layers=layers) if samples else nullcontext()
 
 

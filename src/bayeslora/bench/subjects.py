@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
-from bayeslora.adapter import BayesLoraConfig
+from bayeslora.adapter import BayesLoraConfig, find_holder
 from bayeslora.bench.config import LORA, BenchConfig
 from bayeslora.bench.shapes import build_model, twin
 from bayeslora.methods import find_method
@@ -53,6 +53,16 @@ class Subjects:
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         return model
+
+    def bare(self) -> Any:
+        """The base model itself."""
+        return twin(self._base)
+
+    def merged(self, name: str) -> Any:
+        """The base model with the mean of a fresh adapter, which is zero, added to its weights; none if it has no mean."""
+        model = self.make(name)
+        depends_on_input = find_holder(model).posterior("default").mean().inners
+        return None if depends_on_input else model.merge_and_unload()
 
     def tokens(self, rows: int, length: int) -> Tensor:
         """The same random tokens at every call."""
