@@ -4,8 +4,9 @@ import copy
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
-from adapter.cases import MODELS, adapted, tokens
+from adapter.cases import MODELS, adapted, base_model, tokens
 from bayeslora import find_holder
 
 ALL = pytest.mark.parametrize("architecture", MODELS)
@@ -151,3 +152,40 @@ def test_training_takes_the_same_path_whatever_saves_memory():
         other = train(copy.deepcopy(model), **settings)
         for name in plain:
             torch.testing.assert_close(other[name], plain[name], atol=1e-4, rtol=1e-3, msg=f"{settings} {name}")
+
+
+def test_posteriors_aim_at_the_gradient_that_a_lora_would_get():
+    """Of two losses, against autograd through PEFT's own LoRA with the same ``A``, and ``B`` at zero."""
+    model = adapted(init_weights=True, target_modules=["q_proj"])
+    holder = find_holder(model)
+    stock = get_peft_model(
+        base_model(), LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    )
+    texts = [tokens(), tokens().flip(1)]
+    layers = {name: module for name, module in stock.named_modules() if name.endswith("q_proj")}
+    mean = holder.posterior("default").mean()
+    for name, layer in layers.items():
+        layer.lora_A["default"].weight.data.copy_(mean[name.removeprefix("base_model.model.")].A[0])
+    sum(stock(input_ids=ids, labels=ids).loss for ids in texts).backward()
+    found = []
+    holder.posterior("default").aim = found.append
+    doubled = []
+    holder.aim([lambda ids=ids: model(input_ids=ids, labels=ids).loss for ids in texts], doubled.append)
+    assert len(doubled) == 1  # what several processes would add up
+    for name, layer in layers.items():
+        own = found[0][name.removeprefix("base_model.model.")]
+        torch.testing.assert_close(own.B[0], layer.lora_B["default"].weight.grad, atol=1e-6, rtol=1e-4)
+        assert not own.A.any()
+    model(input_ids=texts[0], labels=texts[0]).loss.backward()  # and draws are what they were
+
+
+def test_where_nothing_aims_nothing_is_computed():
+    find_holder(adapted(posterior="point")).aim([lambda: pytest.fail("computed")])
+
+
+def test_a_model_can_be_told_to_aim():
+    model = adapted(init_weights=True, target_modules=["q_proj"])
+    start = {name: p.detach().clone() for name, p in find_holder(model).named_parameters()}
+    model.aim([lambda: model(input_ids=tokens(), labels=tokens()).loss])
+    moved = [name for name, p in find_holder(model).named_parameters() if not torch.equal(p, start[name])]
+    assert [name.split(".")[-1].split("_32")[0] for name in moved] == ["z_row_B"]

@@ -53,6 +53,7 @@ def settings(**changes):
         "cycles": 1,
         "kl_rate": 0.01,
         "draws": 1,
+        "aim": 0,
         "patience": 0,
     }
     return TrainingConfig(**(values | changes))
@@ -656,3 +657,42 @@ def test_training_learns():
         model = adapted(posterior=posterior)
         state = make_fit(model, epochs=8, batch_size=COUNT, learning_rate=0.03, kl_beta=0.01)()
         assert state.history[-1]["train_nll"] < 0.7 * state.history[0]["train_nll"]
+
+
+# Aiming ---------------------------------------------------------------------------------------------------------------
+
+
+def fresh():
+    """Its ``B`` begins at zero, as in a run."""
+    return adapted(init_weights=True, target_modules=["q_proj"])
+
+
+def test_the_first_step_of_a_run_that_aims_goes_further():
+    """The mean of ``B`` gets the whole gradient, not only what chance has put into its directions."""
+    sizes = []
+    for aim in (0, 2):
+        model = fresh()
+        fit = make_fit(model, epochs=1, aim=aim, clip=UNCLIPPED, kl_beta=0.0)
+        fit._aim()
+        fit._take_step(0)
+        stack = find_holder(model).get_parameter("bayeslora_posterior.default.mean_4x4").grad
+        sizes.append(float(stack[len(stack) // 2 :].norm()))  # the second half belongs to B
+    assert sizes[1] > 1.5 * sizes[0]
+
+
+@pytest.mark.parametrize("micro_batch", [None, 2])
+def test_a_run_that_aims_and_goes_on_later_is_the_same_run(micro_batch, tmp_path):
+    whole = fresh()
+    make_fit(whole, aim=2, micro_batch=micro_batch)()
+
+    def interrupted(done, total):
+        if done == 3:
+            raise KeyboardInterrupt
+
+    kept = {"checkpoint": tmp_path / "state", "checkpoint_seconds": 0.0}
+    report = SimpleNamespace(stage=lambda label: interrupted, say=lambda text: None)
+    with pytest.raises(KeyboardInterrupt):
+        make_fit(fresh(), aim=2, micro_batch=micro_batch, fit={**kept, "report": report})()
+    model = fresh()
+    make_fit(model, aim=2, micro_batch=micro_batch, fit=kept)()
+    assert_identical(parameters(model), parameters(whole))

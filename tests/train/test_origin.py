@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,6 +89,18 @@ def test_temperature_changes_no_answer_and_is_used_by_whoever_loads_the_run(lora
     np.testing.assert_allclose(soft, scaled / scaled.sum(1, keepdims=True), atol=1e-6)
     assert load_run(tmp_path / "run").calibration.temperature == temperature
     assert load_run(tmp_path / "run").evaluate().metrics() == pytest.approx(result["metrics"])
+
+
+def test_a_lora_from_before_a_setting_existed_will_do(loras, tmp_path):
+    old = tmp_path / "old"
+    shutil.copytree(loras[0], old)
+    config = json.loads((old / "config.json").read_text())
+    del config["training"]["aim"]
+    (old / "config.json").write_text(json.dumps(config))
+    found, want = (
+        train(run_config("temperature", start_from=(str(p),)), tmp_path / f"from-{p.name}") for p in (old, loras[0])
+    )
+    assert found["metrics"] == want["metrics"]
 
 
 def test_the_temperature_is_the_best_of_a_grid_on_the_validation_split(loras, tmp_path):

@@ -15,6 +15,7 @@ from train.test_fit import COUNT, UNCLIPPED, gradients, make_fit
 CASES = {
     "inducing": {},
     "inducing in parts": {"micro_batch": 4},
+    "inducing aimed": {"aim": 1},
     "point": {"label_smoothing": 0.1},
     "adalora": {},
     "blob": {"optimiser": "split", "kl_scaling": "blob"},
@@ -25,11 +26,13 @@ CASES = {
 def first_step(name, processes):
     """Gradients of the first step of a run, and what it told."""
     posterior, changes = name.split()[0], dict(CASES[name])
-    model = adapted(posterior=posterior, settings={"flipout": "off"} if posterior == "blob" else {})
+    settings = {"flipout": "off"} if posterior == "blob" else {}
+    model = adapted(posterior=posterior, settings=settings, init_weights="aim" in changes)
     processes.shard(model.get_base_model(), find_holder(model))
     if "micro_batch" in changes:
         changes["micro_batch"] //= processes.count
     fit = make_fit(model, fit={"processes": processes}, batch_size=COUNT, epochs=1, clip=UNCLIPPED, **changes)
+    fit._aim()
     taken = fit._take_step(0)
     return {**gradients(model), "figures": taken.figures}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal
 
@@ -91,6 +91,16 @@ class Holder(nn.Module, ABC):
     def penalty(self) -> Tensor | None:
         """What training adds to the loss besides the KL, with its weight in it."""
         return None
+
+    def aim(
+        self, losses: Iterable[Callable[[], Tensor]], add_up: Callable[[Sequence[Tensor]], None] | None = None
+    ) -> None:
+        """Turn posteriors, before training, to where a loss falls fastest; nothing where there is nothing to turn.
+
+        Args:
+            losses: functions that run the model and give parts of the loss.
+            add_up: replaces gradients by their sums over all processes, if there are several.
+        """
 
     def after_step(self, step: int, steps: int) -> None:
         """Told after each of ``steps`` optimiser steps, counted from 1, while the gradients are still there."""

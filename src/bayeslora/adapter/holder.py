@@ -12,7 +12,7 @@ evaluation       the posterior mean, computed once and kept
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, Literal
@@ -128,6 +128,29 @@ class PosteriorHolder(TunerModule, Holder):
         """Tell the active adapters of an optimiser step (see :meth:`Posterior.after_step`)."""
         for name in self.active:
             self.posterior(name).after_step(step, steps)
+
+    def aim(
+        self, losses: Iterable[Callable[[], Tensor]], add_up: Callable[[Sequence[Tensor]], None] | None = None
+    ) -> None:
+        """See :meth:`Holder.aim`. The losses are those of the mean."""
+        aiming = [name for name in self.active if self.posterior(name).aims]
+        if not aiming:
+            return
+        means = {name: self.posterior(name).mean().detach() for name in self.active}
+        leaves = {name: [B.requires_grad_() for B in means[name].B] for name in aiming}
+        flat = [B for name in aiming for B in leaves[name]]
+        slopes = [torch.zeros_like(B) for B in flat]
+        with self.restoring(), torch.enable_grad():
+            self.use(means)
+            for loss in losses:
+                for slope, part in zip(slopes, torch.autograd.grad(loss(), flat, materialize_grads=True), strict=True):
+                    slope += part
+        if add_up is not None:
+            add_up(slopes)
+        rest = iter(slopes)
+        for name in aiming:
+            B = tuple(next(rest) for _ in leaves[name])
+            self.posterior(name).aim(replace(means[name], A=tuple(map(torch.zeros_like, means[name].A)), B=B))
 
     def _last_draw(self, name: str) -> Factors | None:
         """The draws of the last pass, unless that used the mean or the posterior has changed since."""

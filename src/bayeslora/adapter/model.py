@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from peft.utils.other import AuxiliaryTrainingWrapper, get_pattern_key
 from peft.utils.quantization_utils import resolve_quantization_backend
-from torch import nn
+from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from bayeslora.adapter.base import ATTRIBUTE
@@ -94,6 +94,14 @@ class BayesLoraModel(BaseTuner):
     def kl(self) -> KL:
         """KL of the active adapters to their prior, at the draws of the last forward pass."""
         return self.holder.kl()
+
+    def aim(self, losses: Iterable[Callable[[], Tensor]]) -> None:
+        """Turn the posterior to where a loss falls fastest; call it once, before training.
+
+        Args:
+            losses: functions that run the model on some training data and give the loss.
+        """
+        self.holder.aim(losses)
 
     def start_from_lora(self, path: str, adapter_name: str | None = None) -> None:
         """Move the posterior's mean onto the ordinary LoRA adapter at ``path`` (a directory or a hub id).

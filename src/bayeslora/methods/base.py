@@ -29,6 +29,7 @@ COMMON: Mapping[str, Any] = {
     "kl_beta": 1.0,
     "kl_warmup": 0.0,
     "draws": 1,
+    "aim": 0,
 }
 """Training settings of every method, unless its preset says otherwise."""
 

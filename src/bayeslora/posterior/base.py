@@ -147,6 +147,9 @@ class Posterior(nn.Module, ABC):
     capturable: ClassVar[bool] = False
     """Whether draw and KL are the same operators every time, with nothing random but Gaussian noise: a CUDA graph will do."""
 
+    aims: ClassVar[bool] = False
+    """Whether :meth:`aim` does something: for posteriors that begin with few directions to move in."""
+
     amortised: ClassVar[bool] = False
     """Whether the KL grows with the inputs that were seen, and so adds up over the parts of a batch."""
 
@@ -253,6 +256,17 @@ class Posterior(nn.Module, ABC):
             self.get_parameter(f"point_A_{group.key}").copy_(A[:, 0])
             self.get_parameter(f"point_B_{group.key}").copy_(B[:, 0])
 
+    @torch.no_grad()
+    def aim(self, slope: Factors) -> None:
+        """Turn, before training, to where the loss falls fastest: ``slope`` is its gradient by the factors of the mean.
+
+        Only the choice of directions changes; the mean stays what it is. Nothing for most posteriors, which can move in
+        every direction from the start.
+        """
+        count = len(self.groups)
+        with self._full_precision():
+            self._aim(replace(slope, groups=self.groups, A=slope.A[:count], B=slope.B[:count]))
+
     def draw_count(self, samples: int) -> int:
         """How many draws a prediction takes whose budget is ``samples``, at least 1: fewer where more would be the same."""
         return samples if self.stochastic else 1
@@ -288,6 +302,9 @@ class Posterior(nn.Module, ABC):
 
     @abstractmethod
     def _start_from(self, factors: Factors) -> None: ...
+
+    def _aim(self, slope: Factors) -> None:
+        """See :meth:`aim`; for posteriors that declare :attr:`aims`."""
 
     def _kl(self, factors: Factors | None, generator: torch.Generator | None) -> KL:
         """Zero unless the posterior has a prior: points and sets of points are not penalised."""

@@ -91,6 +91,7 @@ class InducingPosterior(Posterior):
     config_class = InducingConfig
     partial = True
     capturable = True
+    aims = True
     config: InducingConfig
     parameter_kinds: ClassVar = {
         "z_": "points",
@@ -165,7 +166,7 @@ class InducingPosterior(Posterior):
                     f"inducing size {_size_key(block.size)} is below the rank {block.group.rank}: such a posterior "
                     "cannot represent an arbitrary LoRA; use at least as many inducing rows and columns as the rank"
                 )
-            self._aim(block, target)
+            self._span(block, target)
         for (block, (row, col)), target in zip(self._projections(), targets, strict=True):
             left = torch.linalg.pinv(row.p.mT.double())
             right = torch.linalg.pinv(col.p.double())
@@ -177,14 +178,26 @@ class InducingPosterior(Posterior):
             if self.config.flow_depth > 0:
                 reset_to_identity(self._raw_flow(size))
 
-    def _aim(self, block: _Block, target: Tensor) -> None:
-        """Let the first inducing points of the factor's long side span ``target [L, o_F, i_F]``."""
+    def _aim(self, slope: Factors) -> None:
+        """Span the slope of ``B`` where that starts at zero.
+
+        ``B = σ P_rᵀ V P_c`` can at first only move within the columns of ``P_rᵀ``, which chance has chosen, and a gradient of a
+        wide layer is nearly orthogonal to those. It has no more than rank ``R``, so ``R`` inducing points hold all of it.
+        """
+        given = {block.group.key: slope.B[row] for row, block in enumerate(b for b in self._blocks if b.factor == "B")}
+        for block in self._blocks:
+            if block.factor == "B" and not bool(self._mean_rows(block).any()):
+                self._span(block, given[block.group.key][:, 0].double())
+
+    def _span(self, block: _Block, target: Tensor) -> None:
+        """Let the first inducing points of the factor's long side span ``target [L, o_F, i_F]``, where that is not zero."""
         rows, columns = block.shape
         side, long_side = ("row", target.mT) if rows > columns else ("col", target)
         z = self.get_parameter(f"z_{side}_{block.key}")
-        basis = torch.linalg.svd(long_side, full_matrices=False).Vh
+        basis = torch.linalg.svd(long_side, full_matrices=False).Vh[:, : z.shape[1]]
         length = z.norm(dim=-1, keepdim=True).mean()
-        z[:, : basis.shape[-2]] = (length * basis).to(z.dtype)
+        wanted = target.flatten(1).any(1)
+        z[wanted, : basis.shape[-2]] = (length * basis[wanted]).to(z.dtype)
 
     # Pieces of the posterior ------------------------------------------------------------------------------------
 

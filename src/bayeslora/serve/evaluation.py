@@ -21,7 +21,7 @@ from bayeslora.metrics.scores import top_class
 from bayeslora.predict.calibrate import Calibration, apply_temperature
 from bayeslora.predict.predictions import INTERVALS, read_predictions
 from bayeslora.serve.schemas import Bins, CoveragePoint, Evaluation, Span
-from bayeslora.train.config import from_dict
+from bayeslora.train.config import saved_run
 from bayeslora.train.directory import RunDirectory
 from bayeslora.train.trained import TrainedModel
 
@@ -108,7 +108,7 @@ def _of_evaluation(trained: TrainedModel, place: RunDirectory) -> Measured:
         raise InputError(f"{place.path}: holds no evaluation; give what bayeslora evaluate --out has written")
     result = place.read_result()
     known = result.get("calibration")
-    if known is None or from_dict(result["config"]) != from_dict(trained.directory.read_config()):
+    if known is None or saved_run(result["config"]) != saved_run(trained.directory.read_config()):
         raise InputError(
             f"{place.path}: is no evaluation of {trained.directory.path}; make one with bayeslora evaluate --out"
         )

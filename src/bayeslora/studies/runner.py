@@ -13,7 +13,7 @@ from bayeslora.studies.evaluated import METRICS
 from bayeslora.studies.plan import Job
 from bayeslora.studies.pool import Executor, Settings, run_jobs
 from bayeslora.tasks import Task, find_task, require_gold
-from bayeslora.train.config import from_dict, to_dict
+from bayeslora.train.config import from_dict, saved_run, to_dict
 from bayeslora.train.directory import RunDirectory
 from bayeslora.train.evaluation import evaluate
 from bayeslora.train.run import Place, load_base
@@ -131,7 +131,7 @@ def _is_done(evaluation: Evaluation) -> bool:
     place = RunDirectory(evaluation.out)
     if not place.result.exists():
         return False
-    if from_dict(place.read_result()["config"]) != from_dict(RunDirectory(evaluation.run).read_config()):
+    if saved_run(place.read_result()["config"]) != saved_run(RunDirectory(evaluation.run).read_config()):
         raise InputError(
             f"{evaluation.out}: holds the evaluation of another run than {evaluation.run}; remove it, or use a new directory"
         )

@@ -144,6 +144,9 @@ class TrainingConfig:
     """Share of the steps in which the KL's weight rises from zero."""
     draws: int | None = None
     """Weight draws per step, among which the questions are divided: more of them make gradients less noisy, at no cost."""
+    aim: int | None = None
+    """Batches whose gradient decides, before the first step, in which directions Bayesian-LoRA's B can move at first; with 0
+    chance does."""
     clip: float = 1.0
     """Bound of the gradient's norm, for weights and for posterior scales apart."""
     eval_every: int = 1
@@ -161,6 +164,8 @@ class TrainingConfig:
         for name in ("epochs", "batch_size", "micro_batch", "cycles", "draws"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
+        if self.aim is not None:
+            _at_least("aim", self.aim, 0)
         for name in ("weight_decay", "kl_beta"):
             if getattr(self, name) is not None:
                 _not_negative(name, getattr(self, name))
@@ -290,6 +295,16 @@ def from_dict(values: Mapping[str, Any]) -> RunConfig:
             raise InputError(f"setting {name!r} is missing; give it")
     check_kinds(RunConfig, tree)
     return RunConfig(**tree)
+
+
+def saved_run(values: Mapping[str, Any]) -> RunConfig:
+    """A resolved run as this version or an earlier one saved it: settings that it does not have yet are at their defaults,
+    and those that a method decides, which saved runs never leave open, at what they were for all methods."""
+    from bayeslora.methods.base import COMMON
+
+    config = from_dict(values)
+    later = {name: value for name, value in COMMON.items() if getattr(config.training, name) is None}
+    return replace(config, training=replace(config.training, **later))
 
 
 def differences(mine: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

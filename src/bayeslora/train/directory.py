@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 
 from bayeslora.errors import InputError
 from bayeslora.files import write_json
-from bayeslora.train.config import differences, from_dict, to_dict
+from bayeslora.train.config import differences, saved_run, to_dict
 
 
 @dataclass(frozen=True)
@@ -118,19 +118,18 @@ class RunDirectory:
             lock.release()
 
     def read_config(self) -> dict[str, Any]:
-        """The resolved run, as it was saved."""
-        return _read_json(self.config, "give a directory that bayeslora train has written")
+        """The resolved run (see :func:`saved_run`), or what the file holds if that is none."""
+        saved = _read_json(self.config, "give a directory that bayeslora train has written")
+        with suppress(InputError):
+            return dict(to_dict(saved_run(saved)))
+        return saved
 
     def read_result(self) -> dict[str, Any]:
         """The result of a run that is done."""
         return _read_json(self.result, "the run is not done; give the same command again to go on with it")
 
     def _require_same(self, config: Mapping[str, Any]) -> None:
-        """Settings that the saved run does not have yet are taken to be at their defaults."""
-        saved = self.read_config()
-        with suppress(InputError):
-            saved = to_dict(from_dict(saved))
-        lines = differences(config, saved)
+        lines = differences(config, self.read_config())
         if lines:
             raise InputError(
                 f"{self.path}: holds another run ({'; '.join(lines[:3])}); choose another directory, or use --force to "

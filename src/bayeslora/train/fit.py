@@ -115,6 +115,8 @@ class Fit(Generic[Lesson]):
         advance = self.report.stage("training")
         devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices), self._holder.restoring():
+            if state.step == 0:
+                self._aim()
             while state.step < self.steps and not state.stopped:
                 advance(state.step, self.steps)
                 self._step(state)
@@ -132,6 +134,27 @@ class Fit(Generic[Lesson]):
         self._keep_best(state)
         self._model.eval()
         return state
+
+    def _aim(self) -> None:
+        """Turn the posterior to where the loss of the first batches falls fastest."""
+        batches = range(min(self._given("aim"), self.steps_per_epoch))
+        if not batches:
+            return
+        self._model.eval()
+        self._holder.aim((loss for step in batches for loss in self._losses_of(step)), self.processes.add_up)
+
+    def _losses_of(self, step: int) -> Iterator[Callable[[], Tensor]]:
+        """The loss of this process's share of a batch, in parts that are computed one after another."""
+        mine, counts = self.processes.share(self._examples_of(step))
+        for pairs in _cut(list(zip(mine, counts, strict=True)), self.config.micro_batch or len(mine)):
+            part = [example for example, _ in pairs]
+            weights = [count for _, count in pairs]
+
+            def loss(part: list[Lesson] = part, weights: list[float] = weights) -> Tensor:
+                losses = self.objective.losses(part, 1)
+                return (losses * losses.new_tensor(weights)).sum()
+
+            yield loss
 
     # One step -----------------------------------------------------------------------------------------------------
 
