@@ -1,11 +1,13 @@
 """Cross-entropy over options and the weight of the KL, against torch and by hand."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from adapter.cases import adapted
 from bayeslora import find_holder
@@ -14,6 +16,7 @@ from bayeslora.tasks import EncodedText
 from bayeslora.train.checkpoint import TrainingState
 from bayeslora.train.fit import Fit, _mix
 from bayeslora.train.objective import KLWeight, TokenObjective, cross_entropy
+from posterior.cases import NoLooking
 from train.test_fit import settings
 
 
@@ -119,6 +122,23 @@ def texts(count=5):
         EncodedText(f"t{k}", rng.integers(1, 60, size=1 + k % 3).tolist(), rng.integers(1, 60, size=2 + k).tolist())
         for k in range(count)
     ]
+
+
+class Unigrams(nn.Module):
+    """Takes part in a batch as a language model does. Those of transformers look at the positions or the mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(64, 64)
+
+    def forward(self, input_ids, logits_to_keep, **_):
+        return SimpleNamespace(logits=self.table(input_ids)[:, -logits_to_keep:])
+
+
+@pytest.mark.parametrize("draws", [1, 2])
+def test_the_host_never_waits_for_losses_of_texts(draws):
+    with NoLooking():
+        TokenObjective(Unigrams()).losses(texts(), draws).sum().backward()
 
 
 @pytest.mark.parametrize("draws", [1, 2, 3, 5])

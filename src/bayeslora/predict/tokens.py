@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.attention import sdpa_kernel
 
@@ -37,13 +38,26 @@ class TokenBatch:
         input_ids: ``[B, T]``.
         attention_mask: ``[B, T]``, 0 for padding.
         targets: ``[B, K]``, the tokens that the last columns predict.
-        counted: ``[B, K]``, which of them are no padding.
+        counted: ``[B, K]``, which of them are no padding; not on the device, so that it can be looked at without waiting.
+        padded: whether anything in ``input_ids`` is padding.
     """
 
     input_ids: Tensor
     attention_mask: Tensor
     targets: Tensor
-    counted: Tensor
+    counted: NDArray[np.bool_]
+    padded: bool
+
+    def places(self, rows: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+        """Row and column of every target that counts, text after text; of some texts if ``rows`` says which."""
+        counted = self.counted
+        if rows is not None:
+            counted = np.zeros_like(counted)
+            counted[rows] = self.counted[rows]
+        row, column = (
+            torch.from_numpy(index).to(self.targets.device, non_blocking=True) for index in counted.nonzero()
+        )
+        return row, column
 
     def logits(self, model: nn.Module) -> Tensor:
         """Logits ``[B, K, vocabulary]`` of the tokens that predict targets."""
@@ -51,8 +65,8 @@ class TokenBatch:
         with sdpa_kernel(ATTENTION):
             output: Any = model(
                 input_ids=self.input_ids,
-                attention_mask=None if bool(mask.all()) else mask,
-                position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+                attention_mask=mask if self.padded else None,
+                position_ids=(mask.cumsum(1) - 1).clamp(min=0) if self.padded else None,
                 use_cache=False,
                 logits_to_keep=self.targets.shape[1],
             )
@@ -70,8 +84,9 @@ def batch_texts(texts: Sequence[EncodedText], pad_id: int, device: torch.device)
         start, end = given - len(text.prompt_ids), given + len(text.target_ids)
         ids[row, start:end] = [*text.prompt_ids, *text.target_ids]
         mask[row, start:end] = 1
-    whole, seen = torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device)
-    return TokenBatch(whole[:, :-1], seen[:, :-1], whole[:, given:], seen[:, given:].bool())
+    whole, seen = (torch.from_numpy(array).to(device, non_blocking=True) for array in (ids, mask))
+    padded = not mask[:, :-1].all()
+    return TokenBatch(whole[:, :-1], seen[:, :-1], whole[:, given:], mask[:, given:].astype(bool), padded)
 
 
 @dataclass(frozen=True)
@@ -120,15 +135,16 @@ def predict_tokens(
                 holder.draw_from_seed(count, seed, layers=layers)
             for rows in _batches(texts, batch_tokens, _vocabulary(model)):
                 batch = batch_texts([texts[row] for row in rows], pad_id, device)
+                counted = batch.places()
                 average = RunningAverage()
                 for draw in range(max(1, count)):
                     with holder.restoring():
                         if count > 1:
                             holder.narrow(draw, 1)
-                        average.add(batch.logits(model)[batch.counted].float().log_softmax(-1))
+                        average.add(batch.logits(model)[counted].float().log_softmax(-1))
                 averaged = average.result()
                 require_numbers(averaged)
-                yield Predicted(rows, averaged, batch.targets[batch.counted])
+                yield Predicted(rows, averaged, batch.targets[counted])
                 done += len(rows)
                 if advance is not None:
                     advance(done, len(texts))

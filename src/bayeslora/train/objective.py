@@ -93,11 +93,11 @@ class TokenObjective:
         for row, example in zip(rows, examples, strict=True):
             given[row] = example
         batch = batch_texts(given, self.pad_id, next(self.model.parameters()).device)
-        counted = torch.zeros_like(batch.counted)
-        counted[rows] = batch.counted[rows]
+        counted = batch.places(rows)
         logits, targets = batch.logits(self.model)[counted].float(), batch.targets[counted]
         losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.label_smoothing)
-        return torch.zeros(counted.shape, device=losses.device).masked_scatter(counted, losses).sum(1)[rows]
+        by_text = losses.new_zeros(batch.targets.shape).index_put(counted, losses).sum(1)
+        return by_text[torch.tensor(rows).to(losses.device, non_blocking=True)]
 
     def terms(self, example: EncodedText) -> int:
         """One for each token."""
