@@ -23,6 +23,12 @@ def summed(rows, rank, batch):
     return root @ root.mT
 
 
+@pytest.fixture(params=["whole", "in parts"], autouse=True)
+def kept(request, monkeypatch):
+    """Sums that are kept whole, and those of vectors that are too long for that."""
+    monkeypatch.setattr(low_rank, "WHOLE", 10**9 if request.param == "whole" else 0)
+
+
 @pytest.mark.parametrize("exact", [1024, 4])
 @pytest.mark.parametrize("batch", [1, 7, 60])
 @pytest.mark.parametrize("count, size", [(60, 20), (20, 60), (3, 20)])

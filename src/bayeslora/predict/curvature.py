@@ -124,21 +124,21 @@ class _LayerSums:
         self.shift = torch.zeros_like(output, requires_grad=True)
         return output + self.shift
 
-    def add_inputs(self, batch: PackedBatch) -> None:
+    def add_inputs(self, batch: PackedBatch, used: Tensor) -> None:
         """Take in the inputs of the last pass."""
-        x = self._tokens(self.inputs, batch)
+        x = self._tokens(self.inputs, batch, used)
         self.pairs += len(x)
         self.long_A.add(x)
         self.small_B += _gram(x @ self.A.mT)
 
-    def add_gradients(self, gradient: Tensor, batch: PackedBatch) -> None:
+    def add_gradients(self, gradient: Tensor, batch: PackedBatch, used: Tensor) -> None:
         """Take in gradients by the output of the last pass."""
-        g = self.scaling * self._tokens(gradient, batch)
+        g = self.scaling * self._tokens(gradient, batch, used)
         self.small_A += _gram(g @ self.B)
         self.long_B.add(g)
 
-    def _tokens(self, values: Tensor, batch: PackedBatch) -> Tensor:
-        """Rows of the tokens that count; a head is given the columns kept, which all do."""
+    def _tokens(self, values: Tensor, batch: PackedBatch, used: Tensor) -> Tensor:
+        """Rows of the tokens that count, whose numbers are ``used``; a head is given the columns kept, which all do."""
         if values.shape[:2] == batch.kept.shape:
             return values.flatten(0, 1).to(self.A)
         if values.shape[:-1] != batch.input_ids.shape:
@@ -146,7 +146,7 @@ class _LayerSums:
                 f"{self.layer.name} is given {list(values.shape)} for {list(batch.input_ids.shape)} tokens: which is which "
                 "cannot be told, nor its curvature; leave this layer out of the adapted ones"
             )
-        return values[batch.used.to(values.device)].to(self.A)
+        return values.flatten(0, 1)[used.to(values.device)].to(self.A)
 
     def curvature(self) -> LayerCurvature:
         """Gradients summed, inputs averaged."""
@@ -175,11 +175,12 @@ def _recording(sums: Iterable[_LayerSums]) -> Iterator[None]:
 
 def _add_batch(sums: Mapping[str, _LayerSums], batch: PackedBatch, values: Tensor, present: Tensor) -> None:
     shifts = [layer.shift for layer in sums.values()]
+    used = batch.used.flatten().nonzero().squeeze(1)  # once for all layers: the host waits for it
     for gradients in option_gradients(values, present, shifts):
         for layer, gradient in zip(sums.values(), gradients, strict=True):
-            layer.add_gradients(gradient, batch)
+            layer.add_gradients(gradient, batch, used)
     for layer in sums.values():
-        layer.add_inputs(batch)
+        layer.add_inputs(batch, used)
 
 
 def _gram(rows: Tensor) -> Tensor:

@@ -6,6 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+WHOLE = 2048
+"""Sums over vectors no longer than this are kept whole, 16 MiB each, and decomposed once: on a GPU that is what takes time."""
+
 SPARE = 4
 """While vectors arrive, so many times the directions wanted are kept: what is cut early cannot come back."""
 
@@ -17,24 +20,33 @@ _ROUNDS = 4
 
 
 class LowRankSum:
-    """``Σ v vᵀ`` as ``W Wᵀ`` with ``rank`` columns, by a singular value decomposition of every batch with what was kept.
+    """``Σ v vᵀ`` as ``W Wᵀ`` with ``rank`` columns: the largest directions of the sum.
 
-    Exact, whatever the batches, as long as the vectors span no more than ``SPARE · rank`` directions.
+    Of long vectors, every batch is decomposed with what was kept of those before. That is exact, whatever the batches, as long as
+    the vectors span no more than ``SPARE · rank`` directions.
     """
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
+        self._sum: Tensor | None = None
         self._rows: Tensor | None = None
 
     def add(self, vectors: Tensor) -> None:
         """Take in vectors ``[m, d]``."""
+        if vectors.shape[1] <= WHOLE:
+            part = vectors.mT @ vectors
+            self._sum = part if self._sum is None else self._sum.add_(part)
+            return
         rows = vectors if self._rows is None else torch.cat([self._rows, vectors])
         self._rows = _largest(rows, SPARE * self.rank)
 
     def root(self) -> Tensor:
         """``W [d, rank]``; columns that nothing is left for are zero."""
-        assert self._rows is not None
-        rows = _largest(self._rows, self.rank)
+        if self._sum is not None:
+            rows = _largest_of(self._sum, self.rank)
+        else:
+            assert self._rows is not None
+            rows = _largest(self._rows, self.rank)
         return F.pad(rows, (0, 0, 0, self.rank - len(rows))).mT
 
 
@@ -48,7 +60,12 @@ def _largest(rows: Tensor, count: int) -> Tensor:
     if rows.shape[0] < rows.shape[1]:
         _, vectors = torch.linalg.eigh(rows @ rows.mT)
         return vectors[:, -count:].mT @ rows
-    values, vectors = torch.linalg.eigh(rows.mT @ rows)
+    return _largest_of(rows.mT @ rows, count)
+
+
+def _largest_of(gram: Tensor, count: int) -> Tensor:
+    """The same, of ``rowsᵀ rows`` itself."""
+    values, vectors = torch.linalg.eigh(gram)
     return (values[-count:].clamp(min=0.0).sqrt() * vectors[:, -count:]).mT
 
 
