@@ -694,5 +694,7 @@ def test_a_run_that_aims_and_goes_on_later_is_the_same_run(micro_batch, tmp_path
     with pytest.raises(KeyboardInterrupt):
         make_fit(fresh(), aim=2, micro_batch=micro_batch, fit={**kept, "report": report})()
     model = fresh()
-    make_fit(model, aim=2, micro_batch=micro_batch, fit=kept)()
+    later = make_fit(model, aim=2, micro_batch=micro_batch, fit=kept)
+    later._aim = lambda: pytest.fail("aimed again")
+    later()
     assert_identical(parameters(model), parameters(whole))

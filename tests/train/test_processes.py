@@ -101,7 +101,7 @@ def test_trainers_of_two_processes_take_the_steps_of_one(config, tmp_path):
     assert ("DeepSpeed" in ended.stdout) == ("deepspeed" in config)
     found, want = load_file(tmp_path / "two.safetensors"), change(make_trainer(tmp_path / "one", bf16=False))
     off = sum(float((found[name] - want[name]).square().sum()) for name in want)
-    assert off <= 0.01**2 * sum(float(moved.square().sum()) for moved in want.values())
+    assert off <= 0.002**2 * sum(float(moved.square().sum()) for moved in want.values())
 
 
 def test_deepspeed_must_not_cast_the_posterior(tmp_path):

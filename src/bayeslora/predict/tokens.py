@@ -48,15 +48,10 @@ class TokenBatch:
     counted: NDArray[np.bool_]
     padded: bool
 
-    def places(self, rows: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
-        """Row and column of every target that counts, text after text; of some texts if ``rows`` says which."""
-        counted = self.counted
-        if rows is not None:
-            counted = np.zeros_like(counted)
-            counted[rows] = self.counted[rows]
-        row, column = (
-            torch.from_numpy(index).to(self.targets.device, non_blocking=True) for index in counted.nonzero()
-        )
+    def places(self) -> tuple[Tensor, Tensor]:
+        """Row and column of every target that counts, text after text."""
+        found = self.counted.nonzero()
+        row, column = (torch.from_numpy(index).to(self.targets.device, non_blocking=True) for index in found)
         return row, column
 
     def logits(self, model: nn.Module) -> Tensor:

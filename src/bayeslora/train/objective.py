@@ -93,7 +93,7 @@ class TokenObjective:
         for row, example in zip(rows, examples, strict=True):
             given[row] = example
         batch = batch_texts(given, self.pad_id, next(self.model.parameters()).device)
-        counted = batch.places(rows)
+        counted = batch.places()
         logits, targets = batch.logits(self.model)[counted].float(), batch.targets[counted]
         losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.label_smoothing)
         by_text = losses.new_zeros(batch.targets.shape).index_put(counted, losses).sum(1)
