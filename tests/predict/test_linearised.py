@@ -11,7 +11,14 @@ from bayeslora import find_holder
 from bayeslora.predict import linearised, pack, score_options
 from bayeslora.predict.curvature import fit_curvature
 from bayeslora.predict.gradients import differentiating
-from bayeslora.predict.linearised import LEAST_DRAWS, option_jacobian, probit, sampled, score_linearised
+from bayeslora.predict.linearised import (
+    LEAST_DRAWS,
+    option_jacobian,
+    probit,
+    sampled,
+    score_at_precisions,
+    score_linearised,
+)
 from bayeslora.predict.scorer import DrawScores, Scorer, score_questions
 from bayeslora.predict.trunk import TrunkScorer
 from predict.test_options import questions
@@ -283,6 +290,43 @@ def test_the_scale_widens_and_zero_is_the_point():
             )
             assert_same(got, want, tolerance=1e-4)
     assert spread[0] < 1e-6 < spread[1] < spread[2]
+
+
+@pytest.mark.parametrize("predictive", ["mc", "probit"])
+def test_several_precisions_are_scored_as_each_would_be_alone(predictive, monkeypatch):
+    model, posterior = laplace(predictive=predictive)
+    items, precisions, passes = questions(count=5), [0.5, 20.0, 3000.0], []
+    jacobian = linearised.option_jacobian
+    monkeypatch.setattr(linearised, "option_jacobian", lambda *given: passes.append(1) or jacobian(*given))
+    settings = {"samples": 4, "seed": SEED, "batch_tokens": 10_000}
+    together = score_at_precisions(Scorer(model), items, posterior, precisions, **settings)
+    assert len(passes) == 1 and posterior.prior_precision == pytest.approx(20.0)
+    for precision, got in zip(precisions, together, strict=True):
+        posterior.prior_precision = precision
+        assert_same(got, score_linearised(Scorer(model), items, posterior, **settings), tolerance=1e-6)
+
+
+def test_a_full_gpu_means_smaller_graphs(monkeypatch):
+    """For the curvature and for predictions."""
+    whole, tried = Scorer.__call__, []
+
+    def limited(self, part, *args, **kwargs):
+        tried.append(len(part))
+        if len(part) > 2:
+            raise torch.cuda.OutOfMemoryError("full")
+        return whole(self, part, *args, **kwargs)
+
+    def predicted():
+        model, posterior = laplace()
+        return scored(model, questions(count=5)), posterior.log_evidence()
+
+    want, evidence = predicted()
+    monkeypatch.setattr(Scorer, "__call__", limited)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    got, same = predicted()
+    assert max(tried) == 6 and tried[-1] <= 2
+    assert_same(got, want, tolerance=1e-5)
+    assert same == pytest.approx(evidence, rel=1e-4)
 
 
 # Which path is taken --------------------------------------------------------------------------------------------------

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from bayeslora.methods import lora
 from bayeslora.methods.base import Made, Making, Method, QuestionMaking
 from bayeslora.posterior.laplace import LaplacePosterior
+
+if TYPE_CHECKING:
+    from bayeslora.predict.scorer import DrawScores
 
 STEPS = tuple(10.0 ** (k / 2) for k in range(-6, 7))
 """Prior precisions that validation tries, relative to the one that the evidence prefers."""
@@ -43,15 +49,36 @@ def _best_on_validation(making: QuestionMaking, posterior: LaplacePosterior) -> 
     from bayeslora.tasks import require_gold
 
     gold = np.array(require_gold(making.validation.items))
-    centre = posterior.prior_precision
+    precisions = [posterior.prior_precision * step for step in STEPS]
+    scores = _scores_at(precisions, making, posterior)
+    nlls = [metrics.nll(np.exp(it.predictive), gold) for it in scores]
+    return precisions[int(np.argmin(nlls))]
+
+
+def _scores_at(
+    precisions: Sequence[float], making: QuestionMaking, posterior: LaplacePosterior
+) -> Iterator[DrawScores]:
+    """Scores of the validation questions at each precision."""
+    from bayeslora.predict.linearised import score_at_precisions
+
+    predictor, encoded = making.predictor, making.validation.encoded
     advance = making.report.stage("choosing the prior")
-    found = {}
-    for step in STEPS:
-        posterior.prior_precision = centre * step
-        scores = making.predictor.score(making.validation.encoded)
-        found[centre * step] = metrics.nll(np.exp(scores.predictive), gold)
-        advance(len(found), len(STEPS))
-    return min(found, key=lambda precision: found[precision])
+    if posterior.config.predictive != "draws":
+        yield from score_at_precisions(
+            predictor.scorer,
+            encoded,
+            posterior,
+            precisions,
+            samples=predictor.samples,
+            seed=predictor.seed,
+            batch_tokens=predictor.batch_tokens,
+            advance=advance,
+        )
+        return
+    for done, precision in enumerate(precisions, start=1):
+        posterior.prior_precision = precision
+        yield predictor.score(encoded)
+        advance(done, len(precisions))
 
 
 METHOD = Method(

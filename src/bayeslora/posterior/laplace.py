@@ -232,17 +232,19 @@ class LaplacePosterior(Posterior):
         return math.exp(0.5 * (low + high))
 
     @torch.no_grad()
-    def functional_variance(self, jacobian: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    def functional_variance(self, jacobian: Sequence[tuple[Tensor, Tensor]], precision: float | None = None) -> Tensor:
         """``J Λ⁻¹ Jᵀ``, the covariance ``[N, O, O]`` of ``O`` outputs for each of ``N`` inputs, posterior scale included.
 
         Args:
             jacobian: for each of ``random_groups`` the derivatives by ``A``, ``[L, N, O, R, i]``, and by ``B``,
                 ``[L, N, O, o, R]``.
+            precision: ``τ``; the one in use if not given.
         """
+        tau = self._precision if precision is None else self._precision.new_tensor(precision)
         total: Tensor | None = None
         for group, (by_A, by_B) in zip(self.random_groups, jacobian, strict=True):
             for factor, rows in (("A", by_A), ("B", by_B.mT)):
-                root = self._spectrum(factor, group).inverse_root(rows.flatten(1, 2), self._precision)
+                root = self._spectrum(factor, group).inverse_root(rows.flatten(1, 2), tau)
                 # the covariance is singular, as probabilities sum to one: in float32 its root has but three digits
                 root = root.unflatten(1, rows.shape[1:3]).flatten(3).to(_widest(root.device))
                 term = torch.einsum("lnop,lnqp->noq", root, root)

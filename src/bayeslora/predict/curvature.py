@@ -26,7 +26,7 @@ from bayeslora.adapter.lora import adapted_layers
 from bayeslora.errors import InputError
 from bayeslora.posterior.base import LayerFactors
 from bayeslora.posterior.laplace import FactorCurvature, LaplacePosterior, LayerCurvature
-from bayeslora.predict.gradients import differentiating, graph_batches, option_gradients
+from bayeslora.predict.gradients import differentiating, graph_batches, option_gradients, with_graphs
 from bayeslora.predict.low_rank import LowRankSum
 from bayeslora.predict.options import Encoded, OptionScores, PackedBatch
 from bayeslora.predict.scorer import Scorer, require_numbers
@@ -63,21 +63,26 @@ def fit_curvature(
         raise InputError(f"unknown fisher {fisher!r}; choose one of {', '.join(get_args(Fisher))}")
     rank = posterior.config.curvature_rank if rank is None else rank
     uniform = torch.rand(len(items), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    done = 0
-    with differentiating(scorer) as holder:
-        adapter = _adapter_of(holder, posterior)
-        holder.use({name: holder.posterior(name).mean().detach() for name in holder.active})
-        sums = _sums(scorer.model, adapter, posterior, rank)
-        for rows in graph_batches(items, batch_tokens, posterior):
-            questions = [items[row] for row in rows]
-            with _recording(sums.values()):
-                scores = scorer(questions)
-            require_numbers(scores.log_probabilities)
-            values, present = _weighted(scores) if fisher == "exact" else _sampled(scores, uniform[rows])
-            _add_batch(sums, scorer.pack(questions), values, present)
-            done += len(rows)
-            if advance is not None:
-                advance(done, len(items))
+
+    def add_up(tokens: int) -> dict[str, _LayerSums]:
+        done = 0
+        with differentiating(scorer) as holder:
+            adapter = _adapter_of(holder, posterior)
+            holder.use({name: holder.posterior(name).mean().detach() for name in holder.active})
+            sums = _sums(scorer.model, adapter, posterior, rank)
+            for rows in graph_batches(items, tokens):
+                questions = [items[row] for row in rows]
+                with _recording(sums.values()):
+                    scores = scorer(questions)
+                require_numbers(scores.log_probabilities)
+                values, present = _weighted(scores) if fisher == "exact" else _sampled(scores, uniform[rows])
+                _add_batch(sums, scorer.pack(questions), values, present)
+                done += len(rows)
+                if advance is not None:
+                    advance(done, len(items))
+        return sums
+
+    sums = with_graphs(add_up, items, batch_tokens, posterior)
     posterior.set_curvature({name: layer.curvature() for name, layer in sums.items()})
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from bayeslora.adapter.holder import PosteriorHolder, find_holder
 from bayeslora.posterior.laplace import LaplacePosterior
-from bayeslora.predict.options import Encoded
-from bayeslora.predict.scorer import Scorer, batches_by_length
+from bayeslora.predict.options import Encoded, packed_length
+from bayeslora.predict.scorer import Scorer, batches_by_length, within_memory
+
+T = TypeVar("T")
 
 GRAPH_COST = 8
 """A token that is kept for backward passes takes several times the memory of one that is only scored."""
@@ -32,12 +35,17 @@ def differentiating(scorer: Scorer) -> Iterator[PosteriorHolder]:
         scorer.model.train(training)
 
 
-def graph_batches(
-    items: Sequence[Encoded], batch_tokens: int, posterior: LaplacePosterior, most: int | None = None
-) -> Iterator[list[int]]:
-    """Row numbers of the items in batches that a backward pass has room for, of at most so many items."""
+def with_graphs(
+    action: Callable[[int], T], items: Sequence[Encoded], batch_tokens: int, posterior: LaplacePosterior
+) -> T:
+    """What the action gives with as many tokens at once as leave room for graphs, or fewer if the GPU's memory runs out."""
     cost = TOP_COST if posterior.config.scope == "last" else GRAPH_COST
-    for rows in batches_by_length(items, batch_tokens // cost):
+    return within_memory(action, batch_tokens // cost, least=max(map(packed_length, items)))
+
+
+def graph_batches(items: Sequence[Encoded], tokens: int, most: int | None = None) -> Iterator[list[int]]:
+    """Row numbers of the items in batches of that many tokens and at most so many items."""
+    for rows in batches_by_length(items, tokens):
         step = len(rows) if most is None else max(1, most)
         yield from (rows[start : start + step] for start in range(0, len(rows), step))
 

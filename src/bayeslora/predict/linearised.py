@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bayeslora.adapter.holder import PosteriorHolder
 from bayeslora.posterior.laplace import LaplacePosterior
-from bayeslora.predict.gradients import differentiating, graph_batches, option_gradients
+from bayeslora.predict.gradients import differentiating, graph_batches, option_gradients, with_graphs
 from bayeslora.predict.options import Encoded, OptionScores
 from bayeslora.predict.scorer import DrawScores, Scorer, require_numbers
 
@@ -27,7 +27,6 @@ JACOBIAN_ENTRIES = 2**27
 Jacobian = list[tuple[Tensor, Tensor]]
 
 
-@torch.no_grad()
 def score_linearised(
     scorer: Scorer,
     items: Sequence[Encoded],
@@ -45,27 +44,63 @@ def score_linearised(
     batched. Draws come in pairs of opposite noise, so their logits average to those of the mean: it is probabilities that
     must be averaged.
     """
+    precisions = [posterior.prior_precision]
+    (scores,) = score_at_precisions(
+        scorer, items, posterior, precisions, samples=samples, seed=seed, batch_tokens=batch_tokens, advance=advance
+    )
+    return scores
+
+
+@torch.no_grad()
+def score_at_precisions(
+    scorer: Scorer,
+    items: Sequence[Encoded],
+    posterior: LaplacePosterior,
+    precisions: Sequence[float],
+    *,
+    samples: int,
+    seed: int,
+    batch_tokens: int,
+    advance: Callable[[int, int], None] | None = None,
+) -> list[DrawScores]:
+    """:func:`score_linearised` at each of several prior precisions; what is slow, the derivatives, is had once for all."""
+    mean, totals, covariances = with_graphs(
+        lambda tokens: _moments(scorer, items, posterior, precisions, tokens, advance), items, batch_tokens, posterior
+    )
+    if posterior.config.predictive == "probit":
+        found = [probit(mean, covariance).unsqueeze(0) for covariance in covariances]
+    else:
+        found = [sampled(mean, covariance, max(samples, LEAST_DRAWS), seed) for covariance in covariances]
+    return [DrawScores(rows, totals.expand(len(rows), -1, -1)) for rows in found]
+
+
+def _moments(
+    scorer: Scorer,
+    items: Sequence[Encoded],
+    posterior: LaplacePosterior,
+    precisions: Sequence[float],
+    tokens: int,
+    advance: Callable[[int, int], None] | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities and totals at the mean, ``[N, O]``, and the former's covariance at every precision, ``[k, N, O, O]``."""
     options = max(len(item.option_ids) for item in items)
     mean = torch.full((len(items), options), -torch.inf, dtype=torch.float64)
     totals = mean.clone()
-    covariance = torch.zeros(len(items), options, options, dtype=torch.float64)
+    covariances = torch.zeros(len(precisions), len(items), options, options, dtype=torch.float64)
     size = options * sum(point.numel() for points in posterior.random_points() for point in points)
     done = 0
     with differentiating(scorer) as holder:
-        for rows in graph_batches(items, batch_tokens, posterior, most=JACOBIAN_ENTRIES // size):
+        for rows in graph_batches(items, tokens, most=JACOBIAN_ENTRIES // size):
             scores, jacobian = option_jacobian(scorer, holder, posterior, [items[row] for row in rows])
             width = scores.total.shape[1]
             mean[rows, :width] = scores.log_probabilities.double().cpu()
             totals[rows, :width] = scores.total.double().cpu()
-            covariance[rows, :width, :width] = posterior.functional_variance(jacobian).double().cpu()
+            for covariance, precision in zip(covariances, precisions, strict=True):
+                covariance[rows, :width, :width] = posterior.functional_variance(jacobian, precision).double().cpu()
             done += len(rows)
             if advance is not None:
                 advance(done, len(items))
-    if posterior.config.predictive == "probit":
-        log_probabilities = probit(mean, covariance).unsqueeze(0)
-    else:
-        log_probabilities = sampled(mean, covariance, max(samples, LEAST_DRAWS), seed)
-    return DrawScores(log_probabilities, totals.expand(len(log_probabilities), -1, -1))
+    return mean, totals, covariances
 
 
 def option_jacobian(

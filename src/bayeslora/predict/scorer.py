@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from bayeslora.posterior import LaplacePosterior
 from bayeslora.posterior.noise import Variates
 from bayeslora.predict.mc import average_draws
 from bayeslora.predict.options import Encoded, OptionScores, PackedBatch, pack, packed_length, score_options
+
+T = TypeVar("T")
 
 
 class Scorer:
@@ -113,27 +116,24 @@ def score_questions(
                 holder.deterministic()
             else:
                 holder.draw_from_seed(count, seed, variates=variates, layers=layers, fan_out=True)
-            return _score_in_parts(scorer, items, max(1, count), batch_tokens, advance)
+            return within_memory(
+                lambda tokens: _score_at_most(scorer, items, max(1, count), tokens, advance),
+                batch_tokens,
+                least=max(map(packed_length, items)),
+            )
     finally:
         scorer.model.train(training)
 
 
-def _score_in_parts(
-    scorer: Scorer,
-    items: Sequence[Encoded],
-    draws: int,
-    batch_tokens: int,
-    advance: Callable[[int, int], None] | None,
-) -> DrawScores:
-    """Score with the draws in use, some draws and questions at a time; if the GPU's memory runs out, fewer."""
-    longest = max(map(packed_length, items))
+def within_memory(action: Callable[[int], T], batch_tokens: int, *, least: int) -> T:
+    """What the action gives with ``batch_tokens`` at once; with half as many if the GPU's memory runs out, and so on."""
     try:
-        return _score_at_most(scorer, items, draws, batch_tokens, advance)
+        return action(batch_tokens)
     except torch.cuda.OutOfMemoryError:
-        if batch_tokens <= longest:
+        if batch_tokens <= least:
             raise
     torch.cuda.empty_cache()
-    return _score_in_parts(scorer, items, draws, batch_tokens // 2, advance)
+    return within_memory(action, batch_tokens // 2, least=least)
 
 
 def _score_at_most(
