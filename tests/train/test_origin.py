@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from bayeslora.errors import InputError
 from bayeslora.methods import METHODS
+from bayeslora.methods.laplace import STEPS
 from bayeslora.predict.predictions import read_predictions
 from bayeslora.train import AdapterConfig, TrainingConfig, train
 from bayeslora.train.origin import SEED_DISTANCE, lora_runs
@@ -132,6 +133,22 @@ def test_tfb_stays_within_its_tolerance_on_the_anchors_and_keeps_the_mean(loras,
     assert result["metrics"]["epistemic"] > 0
     mean = load_run(tmp_path / "run", samples=0).evaluate().probabilities
     np.testing.assert_allclose(mean, read_predictions(loras[0] / "predictions.jsonl.gz")[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("predictive", ["mc", "draws"])
+def test_the_prior_of_least_validation_nll_is_that_of_a_search_by_hand(loras, tmp_path, predictive):
+    def run(name, **settings):
+        adapter = AdapterConfig(rank=2, targets=("q_proj", "v_proj"), settings={"predictive": predictive, **settings})
+        config = run_config("laplace", adapter=adapter, start_from=(str(loras[0]),), report_split="validation")
+        result = train(config, tmp_path / name)
+        return result["found"]["prior_precision"], result["metrics"]["nll"]
+
+    centre, _ = run("evidence")
+    chosen, nll = run("chosen", prior="validation")
+    tried = {step: run(f"{step:g}", prior="given", prior_precision=centre * step)[1] for step in STEPS}
+    best = min(tried, key=tried.__getitem__)
+    assert chosen == pytest.approx(centre * best, rel=1e-5)
+    assert nll == pytest.approx(tried[best], rel=1e-5)
 
 
 # LoRAs of others ------------------------------------------------------------------------------------------------------

@@ -33,7 +33,10 @@ ASK = ("Is 3 even?", ["yes", "no"])
 WORDS = ["--question", "Is 3 even?", "--choice", "yes", "--choice", "no"]
 
 
-WIDE = run_config(adapter=AdapterConfig(rank=2, targets=("q_proj", "v_proj"), settings={"init_sd_u": 0.1}))
+WIDE = run_config(
+    adapter=AdapterConfig(rank=2, targets=("q_proj", "v_proj"), settings={"init_sd_u": 0.1}),
+    training=replace(run_config().training, aim=0),
+)
 """A run that is not sure of everything it has seen, so that there is something to calibrate."""
 
 

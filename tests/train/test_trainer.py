@@ -256,3 +256,29 @@ def test_a_dataset_without_length_is_refused(tmp_path):
     trainer = BayesLoraTrainer(model=adapted(), args=arguments(tmp_path, max_steps=1), train_dataset=Endless())
     with pytest.raises(ValueError, match="needs the number of training examples"):
         trainer.train()
+
+
+def test_it_aims_at_the_gradient_of_the_first_batches_and_changes_nothing_else(tmp_path):
+    start = SETTINGS | {"init_weights": True}
+    rows = Rows(8)
+
+    def parameters(model):
+        return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
+
+    def after_no_step(aim):
+        model = adapted(**start)
+        settings = arguments(tmp_path, max_steps=1, learning_rate=0.0, per_device_train_batch_size=8)
+        trainer = BayesLoraTrainer(model=model, args=settings, train_dataset=rows)
+        trainer.aim = aim
+        trainer.train()
+        return parameters(model), trainer.state.log_history[0]["epoch"]
+
+    wanted = adapted(**start)
+    wanted.base_model.aim([lambda: wanted(input_ids=rows.ids, labels=rows.ids).loss])
+    (aimed, epoch), (left, same) = after_no_step(1), after_no_step(0)
+    assert epoch == same == 1
+    moved = [name for name in aimed if not torch.equal(aimed[name], left[name])]
+    assert moved
+    assert all("z_row_B" in name for name in moved)
+    for name, expected in parameters(wanted).items():
+        torch.testing.assert_close(aimed[name].abs(), expected.abs(), rtol=1e-3, atol=1e-4)

@@ -10,7 +10,7 @@ METHOD = Method(
     description="a distribution over the factors: inducing matrices, a flow and conditional noise",
     posterior="inducing",
     presets={
-        "default": Preset(training={"learning_rate": 2e-3}),
+        "default": Preset(training={"learning_rate": 2e-3, "aim": 4}),
         "paper": Preset(
             settings=asdict(InducingConfig.preset("paper")),
             training={**PAPER, "kl_scaling": "paper", "rate_multipliers": {}},

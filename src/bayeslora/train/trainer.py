@@ -7,8 +7,10 @@ exchange.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +25,7 @@ from bayeslora.adapter.layer import BayesLoraLinear
 from bayeslora.posterior.kl import KL, KLScaling
 from bayeslora.train.objective import KLWeight
 from bayeslora.train.optimise import parameter_kinds
+from bayeslora.train.processes import Processes
 
 if TYPE_CHECKING:
     from transformers import Trainer as _Base
@@ -46,12 +49,15 @@ class BayesLoraTrainerMixin(_Base):
         kl_warmup: share of the steps in which the KL's weight rises from zero.
         rate_multipliers: learning rates of kinds of parameters relative to ``args.learning_rate``; by default those that
             the posterior recommends.
+        aim: batches whose gradient a posterior that can is turned to before the first step. None are looked at where
+            parameters are sharded (FSDP, DeepSpeed).
     """
 
     kl_scaling: KLScaling = "elbo"
     kl_beta: float = 1.0
     kl_warmup: float = 0.0
     rate_multipliers: Mapping[str, float] | None = None
+    aim: int = 4
 
     def __init__(self, model: Any = None, *args: Any, peft_config: Any = None, **kwargs: Any) -> None:
         if isinstance(peft_config, BayesLoraConfig):  # so that the head can be hidden from TRL
@@ -62,6 +68,7 @@ class BayesLoraTrainerMixin(_Base):
             super().__init__(model, *args, **kwargs)
         restore_full_precision(self.model)
         self.add_callback(_Steps())
+        self.add_callback(_Start(self._aim))
         self._kl_logs: dict[str, list[Tensor]] = {}
 
     @property
@@ -100,6 +107,21 @@ class BayesLoraTrainerMixin(_Base):
         if (penalty := holder.penalty()) is not None:
             loss = loss + penalty / parts
         return (loss, outputs) if return_outputs else loss
+
+    def _aim(self) -> None:
+        """Turn the posterior to where the loss of the first batches falls fastest, and leave no other trace."""
+        if self.aim == 0 or self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            return
+        devices = [self.args.device] if self.args.device.type == "cuda" else []
+        training = self.model.training
+        self.model.eval()
+        with torch.random.fork_rng(devices):
+            prepared = self.get_train_dataloader()
+            loader = getattr(prepared, "base_dataloader", prepared)  # else accelerate counts these batches as training
+            inputs = map(self._prepare_inputs, islice(loader, self.aim))
+            processes = Processes(self.args.process_index, self.args.world_size)
+            find_holder(self.model).aim((partial(self.compute_loss, self.model, it) for it in inputs), processes.add_up)
+        self.model.train(training)
 
     def _micro_batches(self, num_items_in_batch: Tensor | int | None) -> int:
         """By how much the KL must be divided here: the trainer does it itself unless the loss is normalised already."""
@@ -179,6 +201,17 @@ class _Steps(TrainerCallback):
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         find_holder(model).after_step(state.global_step + 1, state.max_steps)
+
+
+class _Start(TrainerCallback):
+    """Does something before the first step, unless training goes on from a checkpoint."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act = act
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 0:
+            self._act()
 
 
 class BayesLoraTrainer(BayesLoraTrainerMixin, Trainer):
