@@ -3,7 +3,7 @@
 python benchmarks/across.py TABLE.json [TABLE.json ...] [--section ARC-EASY ...] > tables.md
 
 Each TABLE.json is the record that `bayeslora compare` has written; several are put side by side. The last column is the mean
-rank of a method over the tasks that it and all others have.
+rank of a method over the tasks that it and all others have; with --ranks there is one table of those alone.
 """
 
 from __future__ import annotations
@@ -57,6 +57,18 @@ def tables(sections: Mapping[str, Any], columns: Sequence[Column] = COLUMNS) -> 
     return found
 
 
+def rank_table(sections: Mapping[str, Any], columns: Sequence[Column] = COLUMNS) -> str:
+    """Mean ranks in all metrics, the best method by the first of them on top."""
+    ranks: dict[str, dict[str, Cell]] = {}
+    for column in columns:
+        for method, row in with_ranks(cells(sections, column.metric), list(sections), column).items():
+            if RANK in row:
+                ranks.setdefault(method, {})[column.metric] = row[RANK]
+    shown = [Column(column.metric, column.title.rstrip("↑↓ "), digits=1) for column in columns]
+    by_first = dict(sorted(ranks.items(), key=lambda item: item[1][columns[0].metric].mean))
+    return markdown(by_first, shown)
+
+
 def read_sections(paths: Sequence[Path], only: Sequence[str] = ()) -> dict[str, Any]:
     """The parts of all records, by task."""
     sections: dict[str, Any] = {}
@@ -70,7 +82,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="+", type=Path)
     parser.add_argument("--section", nargs="*", default=[], help="tasks, in the order wanted; all by default")
+    parser.add_argument("--ranks", action="store_true", help="mean ranks over the tasks alone")
     given = parser.parse_args()
+    if given.ranks:
+        order = sorted(COLUMNS, key=lambda column: column.metric != "nll")
+        print(rank_table(read_sections(given.tables, given.section), order))
+        return
     for title, text in tables(read_sections(given.tables, given.section)).items():
         print(f"**{title}**\n\n{text}\n")
 

@@ -81,14 +81,35 @@ def test_figures_of_the_readme() -> None:
         assert line in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_tables_of_the_comparison() -> None:
+def across(*given: object) -> str:
+    """What the script prints."""
+    command = [sys.executable, "benchmarks/across.py", *map(str, given)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+SIX = ["arc-easy", "arc-challenge", "openbookqa", "winogrande-s", "winogrande-m", "boolq"]
+
+
+@pytest.mark.parametrize(
+    ("records", "tasks", "metrics"),
+    [
+        (["table/arc-easy.json", "table/cut.json"], SIX, ["ACC", "NLL", "ECE"]),
+        (["table/tempered.json"], SIX, ["NLL"]),
+        (["letters/table.json"], [], ["ACC", "NLL", "ECE"]),
+    ],
+    ids=["all", "tempered", "letters"],
+)
+def test_tables_of_the_comparison(records: list[str], tasks: list[str], metrics: list[str]) -> None:
     page = (ROOT / "docs/comparison.md").read_text(encoding="utf-8")
-    records = [ROOT / "benchmarks/results/table" / name for name in ("arc-easy.json", "cut.json")]
-    tasks = ["arc-easy", "arc-challenge", "openbookqa", "winogrande-s", "winogrande-m", "boolq"]
-    command = [sys.executable, "benchmarks/across.py", *records, "--section", *tasks]
-    printed = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    tables = [block for block in printed.split("\n\n") if block.startswith("|")]
-    assert len(tables) == 3 and all(table in page for table in tables)
+    printed = across(*(ROOT / "benchmarks/results" / name for name in records), "--section", *tasks)
+    titled = zip(*[iter(printed.split("\n\n"))] * 2, strict=True)
+    tables = {title.strip("*").split()[0]: table for title, table in titled}
+    assert len(tables) == 3 and all(tables[metric] in page for metric in metrics)
+
+
+def test_ranks_to_choose_by() -> None:
+    paths = [ROOT / "benchmarks/results/table" / name for name in ("arc-easy.json", "cut.json")]
+    assert across(*paths, "--ranks") in (ROOT / "docs/choosing.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
