@@ -67,7 +67,7 @@ def test_commands_exist(page: Path) -> None:
         known = (
             ["--model", "smollm2", "--task", "urns"] if "--start-from" in words else []
         )  # the run that is named says them
-        cli._parse(with_config([*words[:1], *known, *words[1:]], cli._settings()))
+        cli.parse(with_config([*words[:1], *known, *words[1:]], cli._settings()))
 
 
 def test_figures_of_the_readme() -> None:

@@ -143,8 +143,8 @@ def test_the_prior_of_least_validation_nll_is_that_of_a_search_by_hand(loras, tm
         result = train(config, tmp_path / name)
         return result["found"]["prior_precision"], result["metrics"]["nll"]
 
-    centre, _ = run("evidence")
-    chosen, nll = run("chosen", prior="validation")
+    centre, _ = run("evidence", prior="evidence")
+    chosen, nll = run("chosen")
     tried = {step: run(f"{step:g}", prior="given", prior_precision=centre * step)[1] for step in STEPS}
     best = min(tried, key=tried.__getitem__)
     assert chosen == pytest.approx(centre * best, rel=1e-5)

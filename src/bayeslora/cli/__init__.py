@@ -99,7 +99,7 @@ def _run(arguments: Sequence[str]) -> int:
         print(f"bayeslora {__version__}")
         return 0
     try:
-        verb = _parse(with_config(arguments, _settings()) or ["--help"])
+        verb = parse(with_config(arguments, _settings()) or ["--help"])
         with _hushed() if getattr(verb, "quiet", False) else contextlib.nullcontext():
             verb.run()
     except InputError as error:
@@ -134,7 +134,7 @@ def _complain(error: object, code: int) -> int:
     return code
 
 
-def _parse(arguments: Sequence[str]) -> Verb:
+def parse(arguments: Sequence[str]) -> Verb:
     """The verb with its options. tyro explains a mistake in a box, which is made one line here."""
     complaint = io.StringIO()
     try:

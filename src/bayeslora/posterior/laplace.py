@@ -34,7 +34,7 @@ class LaplaceConfig:
 
     Attributes:
         scope: which layers are random: ``all`` adapted ones (LA), or the ``last`` of them only (LLLA).
-        prior: what chooses ``τ``: the ``evidence``, the NLL of ``validation`` questions, or nobody, if it is ``given``.
+        prior: what chooses ``τ``: the NLL of ``validation`` questions, the ``evidence``, or nobody, if it is ``given``.
         prior_precision: ``τ`` at the start; :attr:`LaplacePosterior.prior_precision` is the one in use.
         curvature_rank: directions of the curvature that are kept on the long side of a factor.
         predictive: how questions are answered: linearised, by ``mc`` draws of the scores or by the ``probit`` formula, or
@@ -42,7 +42,7 @@ class LaplaceConfig:
     """
 
     scope: Scope = "all"
-    prior: Prior = "evidence"
+    prior: Prior = "validation"
     prior_precision: float = 1.0
     curvature_rank: int = 10
     predictive: Predictive = "mc"

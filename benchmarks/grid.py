@@ -1,0 +1,110 @@
+"""Settings held against each other on validation questions alone: how defaults are chosen.
+
+python benchmarks/grid.py --data-dir DATA --tasks arc-easy winogrande-m --seeds 0 1 --workers 12 --runs grid --out grid.json \\
+    --common "--model smollm2 --batch-tokens 8192 --max-train 1280" \\
+    --variant "lora: --method lora" --variant "aimed: --aim 4" --variant "tied: --aim 0 --settings tied_mean=true"
+
+A variant is a name and the words that ``bayeslora train`` would be told besides the common ones. No run sees a test question.
+Given again, the command makes the runs that are missing; with ``--workers 0`` it writes what there is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bayeslora.cli import parse
+from bayeslora.cli.runs import Train
+from bayeslora.progress import reporter
+from bayeslora.studies.plan import Job
+from bayeslora.studies.pool import Settings
+from bayeslora.studies.runner import Runner
+from bayeslora.train.config import RunConfig, resolve
+from bayeslora.train.directory import RunDirectory
+
+METRICS = ("nll", "acc", "ece", "epistemic")
+
+
+def configured(words: Sequence[str]) -> RunConfig:
+    """The run that ``bayeslora train`` would make of these words."""
+    verb = parse(["train", *words, "--report-split", "validation", "--out", "unused"])
+    assert isinstance(verb, Train)
+    return verb.experiment
+
+
+def plan(given: argparse.Namespace) -> list[Job]:
+    """A run for every variant, task and seed."""
+    jobs = []
+    for text in given.variant:
+        name, _, words = text.partition(":")
+        for task in given.tasks:
+            config = configured([*shlex.split(given.common), "--task", task, *shlex.split(words)])
+            jobs += [
+                Job(resolve(replace(config, seed=seed)), given.runs / task / name / f"seed-{seed}", name=name)
+                for seed in given.seeds
+            ]
+    return jobs
+
+
+def row(job: Job, result: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of a run: its validation metrics in the epoch that was kept, and the NLLs of all epochs."""
+    epochs = [epoch for epoch in result["history"] if "validation" in epoch]
+    figures = {name: round(result["metrics"][name], 4) for name in METRICS}
+    curves = {
+        "train_nll": [round(epoch["train_nll"], 4) for epoch in epochs],
+        "validation_nll": [round(epoch["validation"]["nll"], 4) for epoch in epochs],
+    }
+    return {"variant": job.name, "task": job.config.task, "seed": job.config.seed} | figures | curves
+
+
+def main() -> None:
+    """Make the runs, write their figures and print the means."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--variant", action="append", required=True, metavar="NAME: WORDS")
+    parser.add_argument("--common", default="--model smollm2", metavar="WORDS")
+    parser.add_argument("--tasks", nargs="+", required=True)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--data-dir", type=Path, default=None)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--runs", type=Path, required=True, help="directory of the runs")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    jobs = plan(given)
+    with reporter() as report:
+        runner = Runner(Settings(given.data_dir, given.device), given.workers, report=report)
+        runner.run(jobs)
+    done = [(job, RunDirectory(job.path)) for job in jobs if RunDirectory(job.path).result.exists()]
+    results = [(job, place.read_result()) for job, place in done]
+    record = {
+        "schema": 1,
+        "split": "validation",
+        "common": given.common,
+        "variants": dict(text.split(":", 1) for text in given.variant),
+        "rows": [row(job, result) for job, result in results],
+        "failures": runner.failures,
+        "environment": results[0][1]["environment"] if results else None,
+    }
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    given.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print_means(record["rows"], given.tasks)
+
+
+def print_means(rows: Sequence[dict[str, Any]], tasks: Sequence[str]) -> None:
+    """Mean validation NLL over the seeds that there are, by variant and task."""
+    print("| variant | " + " | ".join(tasks) + " |\n|---|" + "---:|" * len(tasks))
+    for name in dict.fromkeys(it["variant"] for it in rows):
+        cells = []
+        for task in tasks:
+            found = [it["nll"] for it in rows if it["variant"] == name and it["task"] == task]
+            cells.append(f"{sum(found) / len(found):.3f} ({len(found)})" if found else "—")
+        print(f"| {name} | " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()
