@@ -11,9 +11,11 @@ import torch
 from bayeslora.bench.config import LORA, BenchConfig, parse_batch
 from bayeslora.bench.measures import MEASURES, TrainStep, count_operators, saved_bytes
 from bayeslora.bench.questions import harness, ours, random_questions
+from bayeslora.bench.rows import Row
 from bayeslora.bench.run import bench
-from bayeslora.bench.shapes import SHAPES, build_model, twin
+from bayeslora.bench.shapes import SHAPES, build_model, quantise, twin
 from bayeslora.bench.subjects import Subjects, trainable
+from bayeslora.bench.tables import by_method
 from bayeslora.bench.timing import Timing, time_in_turns
 from bayeslora.errors import InputError
 from train.tiny import bayeslora
@@ -66,6 +68,48 @@ def test_models_stand_side_by_side_around_the_same_weights() -> None:
     assert frozen[0] == frozen[1] and len(frozen[0]) > 10
     base = build_model("tiny", CPU, torch.float32)
     assert twin(base).model is not base.model and twin(base).lm_head.weight is base.lm_head.weight
+
+
+def test_a_base_in_four_bits() -> None:
+    """The weights of all linear layers but the head, near enough to the old ones, and shared by the models that are timed."""
+    bitsandbytes = pytest.importorskip("bitsandbytes", reason="needs the extra 'quant'")
+    base, whole = (build_model("tiny", CPU, torch.float32) for _ in range(2))
+    quantise(base)
+    assert {
+        name.rpartition(".")[2] for name, m in base.named_modules() if isinstance(m, bitsandbytes.nn.Linear4bit)
+    } == {
+        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    }
+    ids = torch.arange(12).view(2, 6)
+    near, far = (
+        (base(ids).logits - model(ids).logits).norm() for model in (whole, build_model("tiny", CPU, torch.float32, 3))
+    )
+    assert 0 < near < 0.3 * far
+    made = subjects(bits=4, targets=("q_proj", "lm_head"))
+    ours, stock = made.make("bayesian-lora"), made.make(LORA)
+    assert (
+        type(stock.base_model.model.model.layers[0].self_attn.q_proj).__name__ == "Linear4bit"
+    )  # PEFT's own layer for them
+    frozen = [{id(p) for p in model.parameters() if not p.requires_grad} for model in (ours, stock)]
+    assert frozen[0] == frozen[1]
+    found = bench(["train", "predict"], BenchConfig(**SMALL, bits=4), device="cpu")
+    assert len(found.record["rows"]) == 2 + 2 + 3
+
+
+def test_methods_as_rows() -> None:
+    rows = [
+        Row("train 2x8", LORA, {"median": 0.5, "parameters": 1000.0}, (1.0, 1.0, 1.0)),
+        Row("train 2x8", "blob", {"median": 0.25, "parameters": 1500.0}, (0.5, 0.4, 0.6)),
+        Row("memory 2x8", "blob", {"bytes": 2.0**21}, (1.125, 1.125, 1.125)),
+        Row("predict 2x8", LORA, {"median": 0.01}, (1.0, 1.0, 1.0)),
+        Row("predict 2x8", "blob, N=4", {"median": 0.02}, (2.0, 1.9, 2.1)),
+    ]
+    assert by_method(rows).splitlines() == [
+        "| method | parameters | train 2x8 | predict 2x8 | memory 2x8 | predict 2x8, N=4 |",
+        "|---|---:|---:|---:|---:|---:|",
+        "| peft lora | 1,000 | 500.00 ms (1.00×) | 10.00 ms (1.00×) |  |  |",
+        "| blob | 1,500 | 250.00 ms (0.50×) |  | 2.0 MiB (1.12×) | 20.00 ms (2.00×) |",
+    ]
 
 
 def test_stock_lora_and_ours_train_the_same_numbers_of_parameters() -> None:
@@ -141,6 +185,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert bayeslora("bench", "train", "memory", *words, "--out", tmp_path / "out.json") == 0
     told = capsys.readouterr().out
     assert told.startswith("| what | method | measured | ratio to PEFT LoRA |") and "| memory 2x8 |" in told
+    assert "| method | " in told
     assert (tmp_path / "out.json").exists()
     for wrong, reason in (
         (("sing", *words), "cannot measure 'sing'; choose among train, predict"),

@@ -41,6 +41,8 @@ class BenchConfig:
     """Tokens to write, where decoding is timed."""
     gradient_checkpointing: bool = False
     """Compute activations twice in training, for both."""
+    bits: Literal[4] | None = None
+    """Hold the linear layers of the frozen model, the head aside, in 4 bits (NF4), as QLoRA does; needs bitsandbytes."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the frozen model; auto is bfloat16 on CUDA and float32 elsewhere."""
     repeats: int = 20

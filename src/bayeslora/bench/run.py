@@ -9,8 +9,8 @@ from typing import Any
 
 from bayeslora.bench.config import BenchConfig
 from bayeslora.bench.measures import MEASURES
-from bayeslora.bench.rows import Row
 from bayeslora.bench.subjects import Subjects
+from bayeslora.bench.tables import by_method, line_by_line
 from bayeslora.errors import InputError
 from bayeslora.files import write_json
 from bayeslora.progress import Reporter, Silent
@@ -22,7 +22,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What came out: as a record, and as a table in Markdown."""
+    """What came out: as a record, and as tables in Markdown."""
 
     record: dict[str, Any]
     text: str
@@ -55,22 +55,5 @@ def bench(
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_json(out, record)
-    return Benchmark(record, table(rows))
-
-
-def table(rows: Sequence[Row]) -> str:
-    """The rows in Markdown, ratios with their quartiles."""
-    lines = ["| what | method | measured | ratio to PEFT LoRA |", "|---|---|---|---|"]
-    for row in rows:
-        shown = ", ".join(_figure(name, value) for name, value in row.figures.items())
-        ratio = "" if row.ratio is None else f"{row.ratio[0]:.3f} ({row.ratio[1]:.3f} to {row.ratio[2]:.3f})"
-        lines.append(f"| {row.what} | {row.who} | {shown} | {ratio} |")
-    return "\n".join(lines)
-
-
-def _figure(name: str, value: float) -> str:
-    if name == "median":
-        return f"{1000 * value:.2f} ms"
-    if name == "bytes":
-        return f"{value / 2**20:.1f} MiB"
-    return f"{value:,.0f} {name}"
+    text = line_by_line(rows) if len(what) == 1 else f"{line_by_line(rows)}\n\n{by_method(rows)}"
+    return Benchmark(record, text)

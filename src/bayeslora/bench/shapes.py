@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +108,26 @@ def build_model(name: str, device: torch.device, dtype: torch.dtype, layers: int
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     return model.requires_grad_(False)
+
+
+def quantise(model: Any) -> None:
+    """Put the linear layers of a model, the head aside, into NF4 with double quantisation. Fused experts stay as they are."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise InputError("bits is 4, which needs bitsandbytes; run: pip install 'bayeslora[quant]'")
+    from bitsandbytes.nn import Linear4bit, Params4bit
+    from torch import nn
+
+    head = model.get_output_embeddings()
+    for name, old in list(model.named_modules()):
+        if not isinstance(old, nn.Linear) or old is head:
+            continue
+        has_bias = old.bias is not None
+        new = Linear4bit(old.in_features, old.out_features, has_bias, old.weight.dtype, quant_type="nf4", device="meta")
+        new.weight = Params4bit(old.weight.data, requires_grad=False, quant_type="nf4")
+        new.bias = old.bias
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, new.to(old.weight.device))
+    model.is_loaded_in_4bit = True  # PEFT looks for it
 
 
 def twin(model: Any) -> Any:

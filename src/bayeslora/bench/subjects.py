@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bayeslora.adapter import BayesLoraConfig, find_holder
 from bayeslora.bench.config import LORA, BenchConfig
-from bayeslora.bench.shapes import build_model, twin
+from bayeslora.bench.shapes import build_model, quantise, twin
 from bayeslora.methods import find_method
 from bayeslora.models.device import resolve_device, resolve_dtype
 
@@ -24,6 +24,8 @@ class Subjects:
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(config.dtype, self.device)
         self._base = build_model(config.model, self.device, self.dtype, config.depth)
+        if config.bits is not None:
+            quantise(self._base)
         self.vocabulary: int = self._base.config.vocab_size
 
     def make(self, name: str) -> Any:
