@@ -144,8 +144,31 @@ def test_no_stale_mean_or_draw(change):
 @pytest.mark.parametrize("optimiser", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
 def test_every_optimiser_step_is_noticed(optimiser, how):
     """Fused ones raise no version by themselves, and a mean from before the step would be used after it."""
+    notices_steps(lambda parameters: optimiser(parameters, lr=0.1, **how))
+
+
+class Quiet(torch.optim.Optimizer):
+    """Writes to ``data``, as many optimisers of other packages do."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.data.sub_(0.1 * parameter.grad)
+
+
+def test_steps_of_optimisers_of_other_packages_are_noticed():
+    notices_steps(Quiet)
+    bitsandbytes = pytest.importorskip("bitsandbytes", reason="needs the extra 'quant'")
+    notices_steps(lambda parameters: bitsandbytes.optim.AdamW8bit(parameters, lr=0.1))
+
+
+def notices_steps(make):
     model = adapted().eval()
-    steps = optimiser([p for p in model.parameters() if p.requires_grad], lr=0.1, **how)
+    steps = make([p for p in model.parameters() if p.requires_grad])
     with torch.no_grad():
         before = logits(model)
         find_holder(model).draw_from_seed(2, 0)
@@ -159,6 +182,39 @@ def test_every_optimiser_step_is_noticed(optimiser, how):
     with torch.no_grad():
         find_holder(model).draw_from_seed(2, 0)
     assert not torch.equal(drawn, held(find_holder(model)))
+
+
+def test_draws_kept_in_training_are_not_those_of_evaluation():
+    """A Laplace approximation has no noise in training."""
+    model = adapted(posterior="laplace", settings={"prior_precision": 1.0})
+    holder = find_holder(model)
+    with torch.no_grad():
+        for training in (True, False):
+            model.train(training)
+            holder.draw_from_seed(2, 0)
+            assert torch.equal(held(holder)[:, 0], held(holder)[:, 1]) == training
+
+
+def test_draws_are_not_kept_through_training():
+    """Also where training says itself when to draw."""
+    model = adapted().eval()
+    holder = find_holder(model)
+    with torch.no_grad():
+        holder.draw_from_seed(2, 0)
+        assert holder._kept
+        holder.draw(1)
+        assert holder._kept
+    holder.draw(1)
+    assert not holder._kept
+
+
+def test_a_mean_from_inference_mode_serves_gradients_too():
+    model = adapted().eval().requires_grad_(False)
+    with torch.inference_mode():
+        logits(model)
+    given = model.get_input_embeddings()(tokens()).detach().requires_grad_()
+    model(inputs_embeds=given).logits.sum().backward()
+    assert given.grad.abs().sum() > 0
 
 
 def held(holder):

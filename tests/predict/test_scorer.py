@@ -10,6 +10,7 @@ from adapter.cases import MODELS, adapted, base_model, generator
 from bayeslora import find_holder
 from bayeslora.predict import pack, score_options
 from bayeslora.predict.scorer import DrawScores, Scorer, batches_by_length, packed_length, score_questions
+from bayeslora.predict.sharing import may_share_rows
 from predict.test_options import naive, questions
 
 SEED = 5
@@ -118,6 +119,7 @@ def test_no_samples_mean_the_posterior_mean():
 @pytest.mark.parametrize("samples", [0, 1, 7])
 def test_a_point_is_scored_once_whatever_the_samples(samples):
     model, items, passes = adapted(posterior="point"), questions(), []
+    assert may_share_rows(model, items)  # which takes a pass to find out
     model.get_base_model().register_forward_hook(lambda *_: passes.append(1))
     scores = scored(model, items, samples=samples)
     assert len(scores.totals) == 1 and len(passes) == 1

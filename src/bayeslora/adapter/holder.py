@@ -25,7 +25,7 @@ from bayeslora.adapter.bridge import Bridge, uses_reentrant_checkpointing
 from bayeslora.adapter.draws import Draws, Mode, fingerprint
 from bayeslora.adapter.fan import Fan, Stack
 from bayeslora.adapter.tuner_module import TunerModule
-from bayeslora.adapter.versions import watch_fused_optimisers
+from bayeslora.adapter.versions import watch_optimisers
 from bayeslora.depth import upper_layers
 from bayeslora.errors import InputError
 from bayeslora.posterior import KL, Factors, LayerFactors, Posterior
@@ -33,7 +33,7 @@ from bayeslora.posterior.capture import Capture
 from bayeslora.posterior.inner import Inner
 from bayeslora.posterior.noise import Variates
 
-watch_fused_optimisers()  # or what is kept here would outlive their steps
+watch_optimisers()  # or what is kept here would outlive their steps
 
 KEPT = 4
 """Predictions with so many settings, such as numbers of draws, may take turns without being drawn for anew."""
@@ -66,11 +66,10 @@ class PosteriorHolder(TunerModule, Holder):
 
     def __getstate__(self) -> dict[str, Any]:
         """Draws belong to a graph and do not survive copying; a copy draws anew."""
-        state = self.__dict__.copy()
-        empty = PosteriorHolder()
-        for name in ("_mode", "_kept", "_drawn", "_means", "_mixed", "_bridge", "_generator", "_captures"):
-            state[name] = empty.__dict__[name]
-        return state
+        bare = PosteriorHolder.__new__(PosteriorHolder)
+        bare.__dict__.update(self.__dict__)
+        bare._forget()
+        return bare.__dict__
 
     def forward(self, x: Any) -> Any:
         """Identity: a base model that calls its children in turn may call this one too."""
@@ -173,6 +172,8 @@ class PosteriorHolder(TunerModule, Holder):
         """See :meth:`Holder.draw`."""
         if self.merged:
             raise ValueError("the adapter is merged into the base weights; call unmerge_adapter() before drawing")
+        if torch.is_grad_enabled():
+            self._kept = {}
         drawn = {name: self._draw(name, n, generator or self._noise_source(name), variates) for name in self.active}
         self.use(drawn, layers=layers, fan_out=fan_out)
 
@@ -185,7 +186,7 @@ class PosteriorHolder(TunerModule, Holder):
             super().draw_from_seed(n, seed, variates=variates, layers=layers, fan_out=fan_out)
             return
         told = (n, seed, variates, layers, fan_out)
-        key = (*told, tuple(self.active), self._precision, torch.is_inference_mode_enabled())
+        key = (*told, tuple(self.active), self._precision, self.training, torch.is_inference_mode_enabled())
         kept = self._kept.pop(key, None)
         if kept is not None and not self.merged and self._all_current(kept):
             self._mode = kept
@@ -384,7 +385,7 @@ class PosteriorHolder(TunerModule, Holder):
             return self._wrap(name, posterior.mean())
         kept = self._means.get(name)
         if kept is None or not self._is_current(name, kept):
-            with torch.no_grad():
+            with torch.inference_mode(False), torch.no_grad():  # it may be of use where gradients are wanted, too
                 kept = self._means[name] = self._wrap(name, posterior.mean())
         return kept
 

@@ -72,11 +72,12 @@ def fit_curvature(
             sums = _sums(scorer.model, adapter, posterior, rank)
             for rows in graph_batches(items, tokens):
                 questions = [items[row] for row in rows]
+                batch = scorer.pack(questions)
                 with _recording(sums.values()):
                     scores = scorer(questions)
                 require_numbers(scores.log_probabilities)
                 values, present = _weighted(scores) if fisher == "exact" else _sampled(scores, uniform[rows])
-                _add_batch(sums, scorer.pack(questions), values, present)
+                _add_batch(sums, batch, values, present)
                 done += len(rows)
                 if advance is not None:
                     advance(done, len(items))

@@ -6,6 +6,9 @@ The options of a question follow its prompt in one sequence, and a row of the ba
 
 An option sees its prompt and itself, but no other option and no other question, and its positions start where the prompt
 ends. Only columns that predict a token of an option get logits. The result equals that of one sequence per option.
+
+Not every model can be told what sees what: recurrent layers carry on whatever went before, and some count positions by
+themselves. For those a batch holds one sequence per option (``apart``), and nothing but which columns are padding is said.
 """
 
 from __future__ import annotations
@@ -61,7 +64,8 @@ class PackedBatch:
         target: ``[S]``, that token.
         option: ``[S]``, the option it belongs to, counted through all questions (``O`` for each).
         lengths: ``[N, O]``, tokens per option; 0 where a question has no such option.
-        places: row and first column of every question.
+        places: row and first column of every question; where they are apart, of every option with its prompt.
+        apart: whether every option has a row of its own.
     """
 
     input_ids: Tensor
@@ -74,6 +78,7 @@ class PackedBatch:
     option: Tensor
     lengths: Tensor
     places: tuple[tuple[int, int], ...]
+    apart: bool = False
 
     @property
     def present(self) -> Tensor:
@@ -109,7 +114,27 @@ def packed_length(item: Encoded) -> int:
     return len(item.prompt_ids) + sum(map(len, item.option_ids))
 
 
-def pack(items: Sequence[Encoded], pad_id: int = 0, *, multiple: int = 1, blocks: int = 1) -> PackedBatch:
+class _Unit(NamedTuple):
+    """What lies in one piece: a question's prompt, and the options that follow it."""
+
+    question: int
+    options: Sequence[int]
+    length: int
+
+
+def _units(items: Sequence[Encoded], apart: bool) -> list[_Unit]:
+    """Each question with all its options, or with one at a time."""
+    units = []
+    for number, item in enumerate(items):
+        every = range(len(item.option_ids))
+        for options in [(k,) for k in every] if apart else [every]:
+            units.append(_Unit(number, options, len(item.prompt_ids) + sum(len(item.option_ids[k]) for k in options)))
+    return units
+
+
+def pack(
+    items: Sequence[Encoded], pad_id: int = 0, *, multiple: int = 1, blocks: int = 1, apart: bool = False
+) -> PackedBatch:
     """Pack encoded questions into one batch.
 
     It is filled in numpy: on small slices torch takes several times as long, which is felt in every step of training.
@@ -119,41 +144,45 @@ def pack(items: Sequence[Encoded], pad_id: int = 0, *, multiple: int = 1, blocks
         pad_id: token in columns that are left empty.
         multiple: the width is made a multiple of this; attention on a GPU is faster with multiples of 8.
         blocks: how many blocks of rows to divide the questions among, in turn, for as many draws that are in use.
+        apart: give every option a row of its own.
     """
-    layout = _fewest_columns([packed_length(item) for item in items], blocks)
+    units = _units(items, apart)
+    members = [[k for k, unit in enumerate(units) if unit.question % blocks == block] for block in range(blocks)]
+    layout = _fewest_columns([unit.length for unit in units], members, (0.0,) if apart else WIDTHS)
     shape = layout.rows, -(-layout.width // multiple) * multiple
     filling = _Filling.empty(items, layout.places, shape, pad_id, blocks)
-    for number, item in enumerate(items):
-        filling.add(number, item)
-    return filling.batch()
+    for number, unit in enumerate(units):
+        filling.add(number, unit, items[unit.question])
+    return filling.batch(apart)
 
 
 class _Layout(NamedTuple):
-    """Row and first column of every question, number of rows, and their width."""
+    """Row and first column of everything, number of rows, and their width."""
 
     places: list[tuple[int, int]]
     rows: int
     width: int
 
 
-def _fewest_columns(lengths: Sequence[int], blocks: int) -> _Layout:
+def _fewest_columns(lengths: Sequence[int], members: Sequence[Sequence[int]], widths: Sequence[float]) -> _Layout:
     """Of the widths allowed, the layout with the fewest columns in all; the narrowest if several are equal."""
-    layouts = [_in_blocks(lengths, blocks, int(share * max(lengths))) for share in WIDTHS]
+    layouts = [_in_blocks(lengths, members, int(share * max(lengths))) for share in widths]
     return min(layouts, key=lambda layout: (layout.rows * layout.width, layout.width))
 
 
-def _in_blocks(lengths: Sequence[int], blocks: int, most: int) -> _Layout:
+def _in_blocks(lengths: Sequence[int], members: Sequence[Sequence[int]], most: int) -> _Layout:
     """The layouts of the blocks, one below the other, each with as many rows as the one that needs the most."""
-    parts = [_first_fit(lengths[block::blocks], most) for block in range(blocks)]
+    parts = [_first_fit([lengths[k] for k in own], most) for own in members]
     rows, width = max(part.rows for part in parts), max(part.width for part in parts)
     places = [(0, 0)] * len(lengths)
-    for block, part in enumerate(parts):
-        places[block::blocks] = [(block * rows + row, column) for row, column in part.places]
-    return _Layout(places, blocks * rows, width)
+    for block, (own, part) in enumerate(zip(members, parts, strict=True)):
+        for k, (row, column) in zip(own, part.places, strict=True):
+            places[k] = (block * rows + row, column)
+    return _Layout(places, len(members) * rows, width)
 
 
 def _first_fit(lengths: Sequence[int], most: int) -> _Layout:
-    """Longest first, every question goes into the first row that has room for it."""
+    """Longest first, everything goes into the first row that has room for it, or into one of its own."""
     filled: list[int] = []
     places = [(0, 0)] * len(lengths)
     for number in sorted(range(len(lengths)), key=lambda k: -lengths[k]):
@@ -204,33 +233,34 @@ class _Filling:
             option=[],
         )
 
-    def add(self, number: int, item: Encoded) -> None:
-        """Put a question into its place."""
+    def add(self, number: int, unit: _Unit, item: Encoded) -> None:
+        """Put a question, or a part of it, into its place."""
         row, start = self.places[number]
-        length = len(item.prompt_ids)
+        length, question = len(item.prompt_ids), unit.question
         column = start + length
         self.input_ids[row, start:column] = item.prompt_ids
         self.position_ids[row, start:column] = np.arange(length)
-        block = number % len(self.kept)
+        block = question % len(self.kept)
         kept, before = self.kept[block], row * self.input_ids.shape[1]
         last_of_prompt = len(kept)
         kept.append(before + column - 1)
-        for index, ids in enumerate(item.option_ids):
+        for index in unit.options:
+            ids = item.option_ids[index]
             end = column + len(ids)
             self.input_ids[row, column:end] = ids
             self.position_ids[row, column:end] = np.arange(length, length + len(ids))
             self.part[row, column:end] = index + 1
-            self.lengths[number, index] = len(ids)
+            self.lengths[question, index] = len(ids)
             # the first token is predicted by the prompt's last column, every other one by the token before it
             predicted_by = [last_of_prompt, *range(len(kept), len(kept) + len(ids) - 1)]
             self.source += [(block, source) for source in predicted_by]
             kept += range(before + column, before + end - 1)
             self.target += ids
-            self.option += [number * self.lengths.shape[1] + index] * len(ids)
+            self.option += [question * self.lengths.shape[1] + index] * len(ids)
             column = end
-        self.question[row, start:column] = number
+        self.question[row, start:column] = question
 
-    def batch(self) -> PackedBatch:
+    def batch(self, apart: bool) -> PackedBatch:
         """The batch; blocks that keep fewer columns than others repeat their last."""
         most = max(map(len, self.kept))
         kept = [[*columns, *[columns[-1]] * (most - len(columns))] for columns in self.kept]
@@ -245,6 +275,7 @@ class _Filling:
             option=torch.tensor(self.option),
             lengths=torch.from_numpy(self.lengths),
             places=tuple(self.places),
+            apart=apart,
         )
 
 
@@ -291,14 +322,12 @@ def score_options(
 
 def packed_logits(model: nn.Module, batch: PackedBatch, inputs_embeds: Tensor | None = None, copies: int = 1) -> Tensor:
     """Logits ``[blocks, G · K, vocabulary]`` in float32 of the columns kept."""
-    _require_no_window(model, batch.position_ids)
     with sdpa_kernel(ATTENTION), _picking(model, batch) as picks:
         output: Any = model(
             input_ids=_repeat(batch.input_ids, copies) if inputs_embeds is None else None,
             inputs_embeds=None if inputs_embeds is None else _repeat(inputs_embeds, copies),
-            position_ids=_repeat(batch.position_ids, copies),
-            attention_mask=_repeat(_additive(batch.visible, _dtype(model)), copies),
             use_cache=False,
+            **{name: _repeat(tensor, copies) for name, tensor in _layout_for(model, batch).items()},
         )
     logits: Tensor = output.logits if picks else _pick(output.logits, batch)
     return logits.reshape(-1, batch.kept.numel(), logits.shape[-1]).float()
@@ -337,14 +366,25 @@ def _repeat(tensor: Tensor, copies: int) -> Tensor:
     return tensor if copies == 1 else tensor.repeat(copies, *[1] * (tensor.ndim - 1))
 
 
-def _require_no_window(model: nn.Module, position_ids: Tensor) -> None:
-    """A mask of our own would let sliding-window layers see further than they do by themselves."""
-    window = getattr(getattr(model, "config", None), "sliding_window", None)
-    if window is not None and (longest := int(position_ids.max()) + 1) > window:
+def _layout_for(model: nn.Module, batch: PackedBatch) -> dict[str, Tensor]:
+    """What a model is told of a batch besides its tokens."""
+    if batch.apart:
+        return {"attention_mask": (batch.question >= 0).long()}
+    window = attention_window(model)
+    if window is not None and (longest := int(batch.position_ids.max()) + 1) > window:
         raise InputError(
             f"a question with its longest option takes {longest} tokens, and the model attends to {window} only (sliding "
-            f"window); use --max-tokens {window} or less, or a model without such a window"
+            "window); pack them with apart=True"
         )
+    return {"position_ids": batch.position_ids, "attention_mask": _additive(batch.visible, _dtype(model))}
+
+
+def attention_window(model: nn.Module) -> int | None:
+    """Tokens that layers with a window see. A mask of our own would let them see further, or count columns of others."""
+    config = getattr(model, "config", None)
+    config = getattr(config, "get_text_config", lambda: config)()
+    found = [getattr(config, name, None) for name in ("sliding_window", "window_size", "attention_chunk_size")]
+    return min((window for window in found if isinstance(window, int)), default=None)
 
 
 def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:

@@ -17,6 +17,7 @@ from bayeslora.posterior import LaplacePosterior
 from bayeslora.posterior.noise import Variates
 from bayeslora.predict.mc import average_draws
 from bayeslora.predict.options import Encoded, OptionScores, PackedBatch, pack, packed_length, score_options
+from bayeslora.predict.sharing import may_share_rows
 
 T = TypeVar("T")
 
@@ -43,7 +44,8 @@ class Scorer:
     def pack(self, items: Sequence[Encoded], *, blocks: int = 1) -> PackedBatch:
         """The questions as the model is given them."""
         multiple = 8 if self.device.type == "cuda" else 1
-        return pack(items, self.pad_id, multiple=multiple, blocks=blocks).to(self.device)
+        apart = not may_share_rows(self.model, items)
+        return pack(items, self.pad_id, multiple=multiple, blocks=blocks, apart=apart).to(self.device)
 
     def _copies(self, draws: int) -> int:
         """How many times a batch is given; adapters that fan out repeat it by themselves."""

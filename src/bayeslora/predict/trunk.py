@@ -68,6 +68,16 @@ class TrunkScorer(Scorer):
         with self._only(self._upper):
             return score_options(self.model, batch, states, self._copies(draws))
 
+    def pack(self, items: Sequence[Encoded], *, blocks: int = 1) -> PackedBatch:
+        """As :meth:`Scorer.pack`; what is kept belongs to a question, so its options must share a row."""
+        batch = super().pack(items, blocks=blocks)
+        if batch.apart:
+            raise InputError(
+                f"the trunk of a {type(self._root).__name__} cannot be kept: the options of a question cannot share a row of "
+                "its batches; leave --cache-trunk out"
+            )
+        return batch
+
     def prepare(
         self, items: Sequence[Encoded], batch_tokens: int, advance: Callable[[int, int], None] | None = None
     ) -> None:

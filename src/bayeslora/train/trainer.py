@@ -22,6 +22,7 @@ from bayeslora.adapter.base import ATTRIBUTE
 from bayeslora.adapter.config import BayesLoraConfig
 from bayeslora.adapter.holder import find_holder
 from bayeslora.adapter.layer import BayesLoraLinear
+from bayeslora.adapter.versions import raise_versions
 from bayeslora.posterior.kl import KL, KLScaling
 from bayeslora.train.objective import KLWeight
 from bayeslora.train.optimise import parameter_kinds
@@ -200,7 +201,9 @@ class _Steps(TrainerCallback):
             )
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        find_holder(model).after_step(state.global_step + 1, state.max_steps)
+        holder = find_holder(model)
+        raise_versions(holder.parameters())  # DeepSpeed's optimisers are none of torch's
+        holder.after_step(state.global_step + 1, state.max_steps)
 
 
 class _Start(TrainerCallback):

@@ -1,0 +1,75 @@
+"""Whether the options of a question, and several questions, may share a row of a batch without seeing each other.
+
+Models of attention alone do as the mask and the positions say. Layers that carry a state along do not, nor do those that count
+positions by columns, and some models take no such mask. Nothing in a model says which it is, so it is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from bayeslora.adapter.base import find_any_holder
+from bayeslora.predict.options import Encoded, attention_window, pack, packed_length, score_options
+
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
+"""How far two scores of the same text may be apart, per token, for rounding; by precision."""
+
+IN_HALF_PRECISION = 0.1
+
+_known: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
+
+class _Question(NamedTuple):
+    prompt_ids: Sequence[int]
+    option_ids: Sequence[Sequence[int]]
+
+
+def may_share_rows(model: nn.Module, items: Sequence[Encoded]) -> bool:
+    """Whether these questions get the scores in shared rows that they would get alone."""
+    window = attention_window(model)
+    if window is not None and max(map(packed_length, items)) > window:
+        return False
+    base = getattr(model, "get_base_model", lambda: model)()
+    if base not in _known:
+        _known[base] = _scores_copies_alike(model)
+    return _known[base]
+
+
+@torch.no_grad()
+def _scores_copies_alike(model: nn.Module) -> bool:
+    """Whether a question's second option gets the score of the first, if it is the same text.
+
+    It would not if it saw the first, or if its place in the row mattered.
+    """
+    first = next(model.parameters())
+    ids = [number % model.get_input_embeddings().weight.shape[0] for number in range(3, 27)]  # type: ignore[operator]
+    question = _Question(ids[:16], [ids[16:]] * 2)
+    holder = find_any_holder(model)
+
+    def scores(apart: bool) -> list[float]:
+        with holder.restoring():
+            holder.deterministic()
+            found: list[float] = score_options(model, pack([question], apart=apart).to(first.device)).mean[0].tolist()
+        return found
+
+    training = model.training
+    model.eval()
+    try:
+        one, other = scores(apart=False)
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+        IndexError,
+    ):  # no mask of this form is taken, or something else is wrong
+        scores(apart=True)
+        return False
+    finally:
+        model.train(training)
+    precision = getattr(model, "dtype", first.dtype)
+    return abs(one - other) <= TOLERANCE.get(precision, IN_HALF_PRECISION)
