@@ -4,7 +4,8 @@ python benchmarks/frontier.py RUN --trained 0.5=RUN2 0.25=RUN3 --data-dir DATA -
 
 RUN is fully stochastic and drawn above each cut, with the mean below (late draws). Runs given as ``--trained`` were trained
 with ``--stochastic-layers CUT``. The scale of the posterior is chosen for every cut on the validation split; all metrics but
-that NLL are those of the test split. Times are relative to one pass with the posterior mean, taken in turns in one process.
+that NLL are those of the test split. Times are relative to one pass with the posterior mean, taken in turns in one process, and
+include all layers, also where a run keeps the output of its frozen ones.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from bayeslora import load_run
 from bayeslora.bench.timing import Timing, time_in_turns
 from bayeslora.predict.calibrate import DEFAULT_SCALES, choose_scale
 from bayeslora.predict.predictor import Predictor
+from bayeslora.predict.scorer import Scorer
 from bayeslora.tasks import Item, load_task, require_gold
 from bayeslora.train.environment import describe_environment
 from bayeslora.train.question_work import make_predictor, make_scorer
@@ -58,6 +60,11 @@ class Candidate:
         """Predictions at the chosen scale."""
         self.run.model.base_model.posterior_scale = self.scale
         return self.predictor(items, encoded)
+
+    def predict_from_the_start(self, items: Sequence[Item], encoded: Sequence[Any]) -> Any:
+        """The same, with nothing kept from earlier predictions but the draws."""
+        plain = Scorer(self.run.model, self.predictor.scorer.pad_id)
+        return replace(self, predictor=replace(self.predictor, scorer=plain)).predict(items, encoded)
 
     def record(self, metrics: dict[str, float], timing: Timing, base: Timing) -> dict[str, Any]:
         """As it is written."""
@@ -95,7 +102,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     encoded = ways[0].predictor.encode(test)
     metrics = [way.predict(test, encoded).metrics() for way in ways]
     actions = {
-        f"{way.form} {way.cut}": lambda way=way: way.predict(test[: given.timed], encoded[: given.timed])
+        f"{way.form} {way.cut}": lambda way=way: way.predict_from_the_start(test[: given.timed], encoded[: given.timed])
         for way in ways
     }
     device = ways[0].predictor.scorer.device

@@ -74,7 +74,7 @@ def test_the_paper_preset_is_what_was_published(method):
 
 def test_presets_of_bayesian_lora():
     default, paper = (resolve(run(preset=preset)) for preset in ("default", "paper"))
-    assert default.training.rate_multipliers == {"points": 20.0, "flow": 0.1}
+    assert default.training.rate_multipliers == {"points": 20.0, "flow": 0.1, "weights": 0.35}
     assert (default.training.kl_scaling, paper.training.kl_scaling) == ("elbo", "paper")
     assert default.adapter.settings == dataclasses.asdict(InducingConfig())
     assert paper.adapter.settings == dataclasses.asdict(InducingConfig.preset("paper"))
@@ -116,7 +116,7 @@ GIVEN = {
 
 def test_multipliers_that_are_not_given_stay_the_methods():
     given = TrainingConfig(rate_multipliers={"flow": 3.0})
-    assert resolve(run(training=given)).training.rate_multipliers == {"points": 20.0, "flow": 3.0}
+    assert resolve(run(training=given)).training.rate_multipliers == {"points": 20.0, "flow": 3.0, "weights": 0.35}
     assert resolve(run(preset="paper", training=given)).training.rate_multipliers == {"flow": 3.0}
 
 

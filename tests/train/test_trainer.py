@@ -16,7 +16,9 @@ from bayeslora import BayesLoraConfig, find_holder
 from bayeslora.train import BayesLoraTrainer, BayesLoraTrainerMixin
 from bayeslora.train.optimise import parameter_kinds
 
-BETA = 1e-3
+BETA = 1e-2
+LABELS = 5
+"""Of every row, whose first token nothing predicts."""
 SETTINGS = {"settings": {"flow_depth": 0}}  # an exact KL, so that its gradient is known
 
 
@@ -63,11 +65,11 @@ def twenty_steps(folder, **settings):
     return train(folder, BETA, {"max_steps": 20, "learning_rate": 0.02, **settings})[0]
 
 
-def train(folder, beta, settings):
+def train(folder, beta, settings, rows=None, scaling="elbo"):
     model = adapted(**SETTINGS)
     model.seed_draws(0)
-    trainer = BayesLoraTrainer(model=model, args=arguments(folder, **settings), train_dataset=Rows(8))
-    trainer.kl_beta = beta
+    trainer = BayesLoraTrainer(model=model, args=arguments(folder, **settings), train_dataset=rows or Rows(8))
+    trainer.kl_beta, trainer.kl_scaling = beta, scaling
     trainer.rate_multipliers = {}  # one rate for all, so that a step is the gradient
     trainer.train()
     return {n: p.detach().clone() for n, p in find_holder(model).named_parameters()}, trainer
@@ -97,7 +99,28 @@ def test_the_kl_counts_once_under_accumulation(tmp_path, accumulation, smoothing
     without, _ = one_step(tmp_path, 0.0, **settings)
     with_kl, trainer = one_step(tmp_path, BETA, **settings)
     assert trainer.kl_weight == pytest.approx(BETA / 8)
-    assert kl_factor(with_kl, without, trainer.kl_weight) == pytest.approx(1.0, abs=1e-3)
+    assert kl_factor(with_kl, without, trainer.kl_weight / LABELS) == pytest.approx(1.0, abs=1e-3)
+
+
+class Ragged(Rows):
+    """One label counts in the first row, two in the second, and so on."""
+
+    def __getitem__(self, index):
+        row = super().__getitem__(index)
+        labels = row["labels"].clone()
+        labels[: len(labels) - 1 - index % LABELS] = -100
+        return {**row, "labels": labels}
+
+
+@pytest.mark.parametrize("accumulation", [1, 2, 4])
+@pytest.mark.parametrize("scaling", ["elbo", "paper"])
+def test_the_evidence_counts_every_label(tmp_path, accumulation, scaling):
+    """A step over all 8 rows, whose loss is a mean over their 21 labels, has the KL once beside their sum."""
+    settings = {"per_device_train_batch_size": 8 // accumulation, "gradient_accumulation_steps": accumulation}
+    settings |= {"max_steps": 1, "learning_rate": 1.0}
+    found = [train(tmp_path, beta, settings, Ragged(8), scaling) for beta in (BETA, 0.0)]
+    weight = BETA / 21 if scaling == "elbo" else found[0][1].kl_weight
+    assert kl_factor(found[0][0], found[1][0], weight) == pytest.approx(1.0, abs=1e-3)
 
 
 @pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2}, {"label_smoothing_factor": 0.1}])
@@ -140,7 +163,7 @@ def test_the_kl_counts_once_on_two_processes(tmp_path, free_port):
         results = {key: {n: torch.from_numpy(v) for n, v in values.items()} for key, values in shared.items()}
     for accumulation in (1, 4):
         with_kl, without = results[0, accumulation, BETA], results[0, accumulation, 0.0]
-        assert kl_factor(with_kl, without, BETA / 8) == pytest.approx(1.0, abs=1e-3)
+        assert kl_factor(with_kl, without, BETA / 8 / LABELS) == pytest.approx(1.0, abs=1e-3)
         other = results[1, accumulation, BETA]
         assert all(torch.equal(value, other[name]) for name, value in with_kl.items())
     # one draw for all rows, so two processes must end where a single one does
@@ -180,7 +203,7 @@ def test_likelihood_and_kls_are_logged_apart(tmp_path):
     log = trainer.state.log_history[0]
     assert log["kl_conditional"] > log["kl_inducing"] > 0
     assert log["loss"] == pytest.approx(
-        log["nll"] + trainer.kl_weight * (log["kl_inducing"] + log["kl_conditional"]), rel=1e-3
+        log["nll"] + trainer.kl_weight / LABELS * (log["kl_inducing"] + log["kl_conditional"]), rel=1e-3
     )
 
 

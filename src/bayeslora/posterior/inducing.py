@@ -109,7 +109,7 @@ class InducingPosterior(Posterior):
         "lambda_logit_": "scale",
         "flow_": "flow",
     }
-    rate_multipliers: ClassVar = {"points": 20.0, "flow": 0.1}
+    rate_multipliers: ClassVar = {"points": 20.0, "flow": 0.1, "weights": 0.35}  # point estimates learn at LoRA's rate
 
     # Initial values ---------------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
-"""The ELBO inside transformers' ``Trainer``: the KL enters every optimiser step with a weight of exactly one ``kl_weight``.
+"""The ELBO inside transformers' ``Trainer``: every optimiser step has the share of the KL that belongs to its examples.
 
-That is not what adding it to the loss gives. The trainer sums over the micro-batches of an accumulated step, and divides
-by their number only a loss that the model has not normalised already; averaging over processes is done by the gradient
-exchange.
+That is not what adding it to the loss gives. The trainer's loss is a mean over tokens, of which the evidence counts every one.
+It sums over the micro-batches of an accumulated step, and divides by their number only a loss that the model has not
+normalised already; averaging over processes is done by the gradient exchange.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class BayesLoraTrainerMixin(_Base):
 
     @property
     def kl_weight(self) -> float:
-        """Weight of the KL beside the mean loss, from the number of training examples."""
+        """Weight of the KL beside a mean over examples. Beside one over tokens ``elbo`` divides it by those of an example."""
         if not hasattr(self.train_dataset, "__len__"):
             raise ValueError(
                 "the KL's weight needs the number of training examples: give a train_dataset with a length"
@@ -104,7 +104,7 @@ class BayesLoraTrainerMixin(_Base):
         kl = find_holder(self.model).kl()
         self._note(loss, kl)
         holder, parts = find_holder(self.model), self._micro_batches(num_items_in_batch)
-        loss = loss + self.kl_weight * holder.kl_share(parts) * kl.total
+        loss = loss + self.kl_weight / self._terms(labels, num_items_in_batch) * holder.kl_share(parts) * kl.total
         if (penalty := holder.penalty()) is not None:
             loss = loss + penalty / parts
         return (loss, outputs) if return_outputs else loss
@@ -123,6 +123,17 @@ class BayesLoraTrainerMixin(_Base):
             processes = Processes(self.args.process_index, self.args.world_size)
             find_holder(self.model).aim((partial(self.compute_loss, self.model, it) for it in inputs), processes.add_up)
         self.model.train(training)
+
+    def _terms(self, labels: Tensor | None, num_items_in_batch: Tensor | int | None) -> Tensor | float:
+        """Labels per example over which the loss is a mean: those of the whole step where the trainer has counted them."""
+        if self.kl_scaling != "elbo" or labels is None:
+            return 1.0
+        if num_items_in_batch is None:
+            counted = (labels[..., 1:] if labels.ndim > 1 else labels) != IGNORED
+            return counted.sum().clamp(min=1) / len(labels)
+        processes = self.args.world_size if self.args.average_tokens_across_devices else 1
+        examples = self.args.train_batch_size * self.current_gradient_accumulation_steps * processes
+        return torch.as_tensor(num_items_in_batch).clamp(min=1) / examples
 
     def _micro_batches(self, num_items_in_batch: Tensor | int | None) -> int:
         """By how much the KL must be divided here: the trainer does it itself unless the loss is normalised already."""
