@@ -85,7 +85,8 @@ def test_settings_from_a_flat_file(tmp_path: Path, resolved: list[dict[str, Any]
     assert config["training"]["cache_trunk"] is True and config["training"]["gradient_checkpointing"] is False
     assert config["training"]["learning_rate"] == 1e-5 and config["training"]["milestones"] == [2, 3]
     assert (
-        config["training"]["rate_multipliers"] == {"points": 20.0, "flow": 0.5, "weights": 0.35} and config["data"]["max_train"] is None
+        config["training"]["rate_multipliers"] == {"points": 20.0, "flow": 0.5, "weights": 0.35}
+        and config["data"]["max_train"] is None
     )
 
 

@@ -127,6 +127,44 @@ def test_targets_that_cannot_be_adapted_are_refused(architecture, target, messag
         adapted(architecture, target_modules=target)
 
 
+FAILING = [
+    {"target_modules": ["q_proj", "v_proj"], "stochastic_layers": "last:99"},
+    {"target_modules": ["q_proj", "embed_tokens"]},
+    {
+        "target_modules": ["q_proj", "v_proj"],
+        "settings": {"inducing_rows": 2, "share_inducing": True, "whitened": False},
+    },
+]
+
+
+REASONS = "last:99|is not supported|share_inducing"
+
+
+@pytest.mark.parametrize("failing", FAILING)
+def test_an_adapter_that_cannot_be_made_leaves_the_model_as_it_was(failing):
+    base = base_model()
+    modules, before = [type(module) for module in base.modules()], logits(base)
+    with pytest.raises(ValueError, match=REASONS):
+        get_peft_model(base, config(**failing))
+    assert [type(module) for module in base.modules()] == modules and not base._forward_pre_hooks
+    assert torch.equal(logits(base), before)
+    model = get_peft_model(base, config(target_modules=["k_proj"]))
+    assert {name.rpartition(".")[2] for name in find_holder(model).layer_names} == {"k_proj"}
+
+
+@pytest.mark.parametrize("failing", FAILING)
+def test_a_second_adapter_that_cannot_be_made_leaves_the_first(failing):
+    model = adapted(target_modules=["q_proj", "k_proj"])
+    modules, before = [type(module) for module in model.modules()], logits(model)
+    with pytest.raises(ValueError, match=REASONS):
+        model.add_adapter("other", config(**failing))
+    assert [type(module) for module in model.modules()] == modules and list(model.peft_config) == ["default"]
+    assert torch.equal(logits(model), before)
+    model.add_adapter("other", config(target_modules=["k_proj"], seed=3))
+    model.set_adapter("other")
+    assert {name.rpartition(".")[2] for name in find_holder(model).layer_names} == {"k_proj"}
+
+
 def test_fan_in_fan_out_on_an_ordinary_layer_is_noticed():
     with pytest.warns(UserWarning, match="fan_in_fan_out is set but .* is a torch.nn.Linear"):
         get_peft_model(base_model(), config(fan_in_fan_out=True))

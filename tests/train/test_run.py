@@ -30,6 +30,7 @@ from bayeslora.predict.predictions import Predictions
 from bayeslora.train import AdapterConfig, Place, PredictionConfig, TrainingConfig, resolve, run, train
 from bayeslora.train import directory as directories
 from bayeslora.train.config import to_dict
+from bayeslora.train.trackers import tracking
 from train import tiny
 from train.tiny import bayeslora, contents, options, outcome, read_json, run_config, without_intervals
 
@@ -484,6 +485,20 @@ def test_clearing_a_run_begins_with_its_result(done: Path, tmp_path: Path, monke
     assert not (tmp_path / "result.json").exists()
     train(run_config(), tmp_path)
     assert outcome(tmp_path) == outcome(done)
+
+
+def test_trackers_leave_the_process_group_to_the_run(tmp_path: Path, free_port: int) -> None:
+    """Several processes still have to agree on what is written when training is over."""
+    pytest.importorskip("tensorboard")
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{free_port}", rank=0, world_size=1)
+    try:
+        with tracking(["tensorboard"], tmp_path, {"seed": 1}) as log:
+            assert log is not None
+            log({"nll": 0.5}, 1)
+        assert torch.distributed.is_initialized()
+        assert list(tmp_path.glob("bayeslora/events*"))
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_trackers_are_told_likelihood_and_kls_apart(tmp_path: Path) -> None:

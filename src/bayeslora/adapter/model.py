@@ -159,25 +159,32 @@ class BayesLoraModel(BaseTuner):
         low_cpu_mem_usage: bool = False,
         state_dict: dict[str, torch.Tensor] | None = None,
     ) -> None:
-        """Wrap the target layers, then build their posterior.
+        """Wrap the target layers, then build their posterior. If that fails, the model is left as it was.
 
         The holder joins the model only after the first injection: PEFT takes a model that has tuner layers already for
         one whose base is frozen. Its state is one stack for all layers, so the keys of a ``state_dict`` cannot tell which
         layers are meant; the configuration does.
         """
         self._new_holder = getattr(model, ATTRIBUTE, None) or PosteriorHolder()
-        super().inject_adapter(
-            model, adapter_name, autocast_adapter_dtype=autocast_adapter_dtype, low_cpu_mem_usage=low_cpu_mem_usage
-        )
-        holder = self._new_holder
-        del self._new_holder
+        try:
+            super().inject_adapter(
+                model, adapter_name, autocast_adapter_dtype=autocast_adapter_dtype, low_cpu_mem_usage=low_cpu_mem_usage
+            )
+            self._add_posterior(model, adapter_name, self._new_holder, low_cpu_mem_usage)
+        except Exception:
+            _take_out(model, adapter_name)
+            raise
+        finally:
+            del self._new_holder
+
+    def _add_posterior(self, model: nn.Module, adapter_name: str, holder: PosteriorHolder, empty: bool) -> None:
         if not hasattr(model, ATTRIBUTE):
             setattr(model, ATTRIBUTE, holder)
             holder.train(self.training)
             model.register_forward_pre_hook(holder.before_forward, with_kwargs=True)
             model.register_forward_hook(holder.after_forward)
         config = self.peft_config[adapter_name]
-        with init_empty_weights() if low_cpu_mem_usage else nullcontext():
+        with init_empty_weights() if empty else nullcontext():
             posterior = _build(model, adapter_name, config)
         holder.add(adapter_name, posterior, self.active_adapters)
         if not next(posterior.parameters()).is_meta:
@@ -260,13 +267,31 @@ class BayesLoraModel(BaseTuner):
 
     def _unload_and_optionally_merge(self, *args: Any, **kwargs: Any) -> nn.Module:
         model = super()._unload_and_optionally_merge(*args, **kwargs)
-        holder = self.holder
-        delattr(model, ATTRIBUTE)
-        for module in model.modules():
-            for hooks in (module._forward_pre_hooks, module._forward_hooks):
-                for key in [k for k, hook in hooks.items() if is_hook_of(holder, hook)]:
-                    del hooks[key]
+        _remove_holder(model)
         return model
+
+
+def _remove_holder(model: nn.Module) -> None:
+    """Take the holder and its hooks out of a base model."""
+    holder = getattr(model, ATTRIBUTE)
+    delattr(model, ATTRIBUTE)
+    for module in model.modules():
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for key in [k for k, hook in hooks.items() if is_hook_of(holder, hook)]:
+                del hooks[key]
+
+
+def _take_out(model: nn.Module, adapter_name: str) -> None:
+    """Leave no trace of an adapter that could not be made: layers that no other one adapts are what they were."""
+    adapted = {path: it for path, it in model.named_modules() if isinstance(it, BayesLoraLinear)}
+    for path, layer in adapted.items():
+        layer.r.pop(adapter_name, None)
+        layer.scaling.pop(adapter_name, None)
+        if not layer.r:
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, layer.base_layer)
+    if hasattr(model, ATTRIBUTE) and not any(layer.r for layer in adapted.values()):
+        _remove_holder(model)
 
 
 def _pass_adapter_names(

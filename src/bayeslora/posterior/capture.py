@@ -97,17 +97,19 @@ class Graph:
         self.number = 0
         self._used_up = True
         self._last: weakref.ref[_Token] | None = None
-        with _aliases(posterior):
+        device = self.parameters[0].device
+        with torch.cuda.device(device), _aliases(posterior):
             self._leaves = [p for p in posterior.parameters() if p.requires_grad]
-            self._capture(posterior, n)
+            self._capture(posterior, n, torch.cuda.Stream(device))
 
-    def _capture(self, posterior: Posterior, n: int) -> None:
+    def _capture(self, posterior: Posterior, n: int, stream: torch.cuda.Stream) -> None:
+        """On a stream of the posterior's device: the one that torch takes by itself may be another's."""
         self._warm_up(posterior, n)
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.forward):
+        with torch.cuda.graph(self.forward, stream=stream):
             factors, self.outputs = self._work(posterior, n)
         self.by_outputs = [torch.zeros_like(output) for output in self.outputs]
-        with torch.cuda.graph(self.backward, pool=self.forward.pool()):
+        with torch.cuda.graph(self.backward, pool=self.forward.pool(), stream=stream):
             self.found = self._gradients(self.outputs, self.by_outputs)
         self._factors = factors.detach()
 

@@ -31,7 +31,10 @@ def tracking(names: Sequence[str], directory: Path, config: Mapping[str, Any]) -
     try:
         yield lambda figures, step: accelerator.log(dict(figures), step=step)
     finally:
-        accelerator.end_training()
+        for (
+            tracker
+        ) in accelerator.trackers:  # end_training() would also end the process group, which the run still needs
+            tracker.finish()
 
 
 def require_trackers(names: Sequence[str]) -> None:
