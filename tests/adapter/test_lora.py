@@ -46,6 +46,37 @@ def test_ranks_and_scalings_of_the_lora_are_honoured(settings, tmp_path):
     torch.testing.assert_close(logits(model), logits(lora), atol=5e-5, rtol=1e-3)
 
 
+@TIED_WARNING
+def test_frozen_weights_that_peft_saves_beside_a_lora_are_no_matter(tmp_path):
+    lora = stock_lora()
+    lora.save_pretrained(tmp_path, save_embedding_layers=True)
+    model = adapted()
+    model.start_from_lora(str(tmp_path))
+    torch.testing.assert_close(logits(model), logits(lora), atol=5e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("settings", [{"modules_to_save": ["lm_head"]}, {"lora_bias": True}, {"bias": "all"}])
+def test_a_lora_that_has_trained_more_than_factors_is_refused(settings, tmp_path):
+    architecture = "gpt2" if "bias" in settings else "llama"
+    given = {} if architecture == "gpt2" else {"target_modules": ["q_proj", "k_proj"]}
+    lora = stock_lora(architecture, **given, **settings)
+    with torch.no_grad():
+        for parameter in lora.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1)
+    lora.save_pretrained(tmp_path, save_embedding_layers=False)
+    with pytest.raises(InputError, match=r"has trained more than its factors, such as .*which would be lost"):
+        adapted(architecture, **given).start_from_lora(str(tmp_path))
+
+
+def test_scalings_of_our_own_point_estimate_are_honoured(tmp_path):
+    point = adapted(posterior="point", alpha_pattern={"k_proj": 20}, init_weights=False)
+    point.save_pretrained(tmp_path, save_embedding_layers=False)
+    model = adapted()
+    model.start_from_lora(str(tmp_path))
+    torch.testing.assert_close(logits(model), logits(point), atol=5e-5, rtol=1e-3)
+
+
 def test_a_lora_that_does_not_fit_is_refused(tmp_path):
     stock_lora(r=8).save_pretrained(tmp_path / "large", save_embedding_layers=False)
     with pytest.raises(InputError, match=r"has rank 8 in .* above ours, 4; set r=8"):

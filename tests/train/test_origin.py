@@ -151,6 +151,20 @@ def test_the_prior_of_least_validation_nll_is_that_of_a_search_by_hand(loras, tm
     assert nll == pytest.approx(tried[best], rel=1e-5)
 
 
+@pytest.mark.parametrize("predictive", ["mc", "probit"])
+def test_a_linearised_model_has_a_scale_to_calibrate_and_no_layers_to_cut(loras, tmp_path, predictive):
+    settings = {"predictive": predictive, "prior": "given", "prior_precision": 1e-3}  # far too wide
+    adapter = AdapterConfig(rank=2, targets=("q_proj", "v_proj"), settings=settings)
+    train(run_config("laplace", adapter=adapter, start_from=(str(loras[0]),)), tmp_path / "run")
+    model = load_run(tmp_path / "run")
+    for refused in ({"tolerance": 0.1}, {}):
+        model.draw_layers = "all" if refused else "last:1"
+        with pytest.raises(InputError, match=r"draw_layers is '.*', but this Laplace .* predictive=draws"):
+            model.calibrate(**refused)
+    model.draw_layers = "all"
+    assert model.calibrate().posterior_scale < 1
+
+
 # LoRAs of others ------------------------------------------------------------------------------------------------------
 
 

@@ -486,6 +486,16 @@ def test_uncertainty_is_split(trained: Path) -> None:
     assert told.entropy == pytest.approx(told.aleatoric + told.epistemic) and told.aleatoric > 0
 
 
+@pytest.mark.parametrize("temperature", [0.2, 1.0, 3.0])
+def test_parts_of_the_uncertainty_keep_their_shares_at_any_temperature(trained: Path, temperature: float) -> None:
+    model = load_run(trained)
+    before = model.ask(*ASK)
+    model.calibration = Calibration(temperature=temperature)
+    told = model.ask(*ASK)
+    assert told.entropy == pytest.approx(told.aleatoric + told.epistemic) and 0 < told.epistemic < told.entropy
+    assert told.epistemic / told.entropy == pytest.approx(before.epistemic / before.entropy)
+
+
 def test_draws_may_differ_in_upper_layers_only(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole, late = load_run(trained), load_run(trained, draw_layers="last:1")
     assert late.ask(*ASK).probabilities != whole.ask(*ASK).probabilities

@@ -48,6 +48,7 @@ def read_lora(model: nn.Module, holder: PosteriorHolder, adapter: str, path: str
     weights = load_peft_weights(path, device="cpu")
     if isinstance(config, LoraConfig) and not config.use_dora:
         _check_same_layers(path, _lora_layers(weights), layers)
+        _check_nothing_else(path, weights, model, layers)
         pairs = {name: _read_layer(path, config, weights, layer, adapter) for name, layer in layers.items()}
     elif isinstance(config, BayesLoraConfig) and config.posterior == "point":
         _check_same_layers(path, set(config.layer_names or ()), layers)
@@ -81,6 +82,27 @@ def _check_same_layers(path: str, given: set[str], layers: dict[str, BayesLoraLi
         )
 
 
+def _check_nothing_else(
+    path: str, weights: dict[str, Tensor], model: nn.Module, layers: dict[str, BayesLoraLinear]
+) -> None:
+    """Whatever else was trained would be lost. PEFT saves adapted heads with their frozen weights, which are no matter."""
+    factors = {f"base_model.model.{name}.lora_{factor}.weight" for name in layers for factor in "AB"}
+    frozen = dict(model.named_parameters())
+    for key in sorted(set(weights) - factors):
+        own = frozen.get(key.removeprefix("base_model.model."))
+        if own is None or not torch.equal(own.detach().to("cpu", weights[key].dtype), weights[key]):
+            raise InputError(
+                f"the LoRA adapter at {path} has trained more than its factors, such as {key}, which would be lost; train it "
+                "without modules_to_save, biases and embeddings"
+            )
+
+
+def _alpha(config: LoraConfig | BayesLoraConfig, layer: str) -> float:
+    """``alpha`` of one layer."""
+    alpha: float = config.alpha_pattern.get(get_pattern_key(config.alpha_pattern.keys(), layer), config.lora_alpha)
+    return alpha
+
+
 def _read_layer(
     path: str, config: LoraConfig, weights: dict[str, Tensor], layer: BayesLoraLinear, adapter: str
 ) -> tuple[Tensor, Tensor]:
@@ -92,8 +114,7 @@ def _read_layer(
         raise InputError(
             f"the LoRA adapter at {path} has rank {rank} in {layer.name}, above ours, {ours}; set r={rank}"
         )
-    alpha = config.alpha_pattern.get(get_pattern_key(config.alpha_pattern.keys(), layer.name), config.lora_alpha)
-    scaling = alpha / (rank**0.5 if config.use_rslora else rank)
+    scaling = _alpha(config, layer.name) / (rank**0.5 if config.use_rslora else rank)
     return _pad(A, B * (scaling / layer.scaling[adapter]), ours)
 
 
@@ -108,10 +129,11 @@ def _read_point(
         ranks = sorted({layer.r[adapter] for layer in layers.values()})
         raise InputError(f"the adapter at {path} has rank {config.r}, and here it is {ranks}; set the same") from error
     factors = point.mean().detach()
-    scaling = config.scaling(config.r, config.lora_alpha)
-    return {
-        name: (factors[name].A[0], factors[name].B[0] * (scaling / layers[name].scaling[adapter])) for name in factors
-    }
+
+    def change(layer: BayesLoraLinear) -> float:
+        return config.scaling(layer.r[adapter], _alpha(config, layer.name)) / layer.scaling[adapter]
+
+    return {name: (factors[name].A[0], factors[name].B[0] * change(layers[name])) for name in factors}
 
 
 def _pad(A: Tensor, B: Tensor, rank: int) -> tuple[Tensor, Tensor]:

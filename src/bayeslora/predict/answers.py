@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bayeslora.metrics import entropy, entropy_split
+from bayeslora.metrics import entropy
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.predictions import Predictions
 
@@ -42,8 +42,8 @@ def make_answers(predictions: Predictions, calibration: Calibration, level: floa
     """Predictions as answers, one by one, by what calibration has chosen."""
     probabilities = predictions.probabilities
     abstains = calibration.abstains(probabilities)
-    draws = probabilities[None] if predictions.draws is None else predictions.draws
-    total, epistemic = entropy(probabilities), entropy_split(draws).epistemic
+    total = entropy(probabilities)
+    epistemic = np.zeros_like(total) if predictions.epistemic is None else predictions.epistemic
     present = np.arange(probabilities.shape[1]) < np.array([[len(item.options)] for item in predictions.items])
     sets = calibration.prediction_sets(probabilities, level, present) if calibration.conformal else None
     answers = []
@@ -56,7 +56,7 @@ def make_answers(predictions: Predictions, calibration: Calibration, level: floa
                 choices=choices,
                 probabilities=tuple(probabilities[row, : len(choices)].tolist()),
                 entropy=float(total[row]),
-                aleatoric=max(0.0, float(total[row] - epistemic[row])),
+                aleatoric=float(total[row] - epistemic[row]),
                 epistemic=float(epistemic[row]),
                 abstains=bool(abstains[row]),
                 prediction_set=None if sets is None else tuple(c for k, c in enumerate(choices) if sets[row, k]),

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,8 @@ class Predictions:
             "confidence": float(confidence.mean()),
             "entropy": float(metrics.entropy(p).mean()),
         }
-        if self.draws is not None:
-            figures["epistemic"] = float(metrics.entropy_split(self.draws).epistemic.mean())
+        if self.epistemic is not None:
+            figures["epistemic"] = float(self.epistemic.mean())
         if all(item.probabilities is not None for item in self.items):
             figures["distance_to_truth"] = distance_to_truth(p.tolist(), self.items)
             figures["truth_entropy"] = truth_entropy(self.items)
@@ -72,6 +73,18 @@ class Predictions:
             name: asdict(metrics.bootstrap_interval(metric, chosen if name == "acc" else self.probabilities, gold))
             for name, metric in INTERVALS.items()
         }
+
+    @cached_property
+    def epistemic(self) -> NDArray[np.float64] | None:
+        """``[N]``, the part of every question's entropy that is how far the draws disagree.
+
+        A temperature changes the entropy of what was averaged; its parts keep their shares in it.
+        """
+        if self.draws is None:
+            return None
+        split = metrics.entropy_split(self.draws)
+        share = np.divide(split.epistemic, split.total, out=np.zeros_like(split.total), where=split.total > 0)
+        return np.asarray(share * metrics.entropy(self.probabilities))
 
     @property
     def present(self) -> NDArray[np.bool_]:
@@ -87,7 +100,6 @@ class Predictions:
 
     def _records(self) -> Iterator[dict[str, Any]]:
         """What is kept of each question: all that the metrics need."""
-        epistemic = None if self.draws is None else metrics.entropy_split(self.draws).epistemic
         for row, item in enumerate(self.items):
             record = {
                 "id": item.id,
@@ -95,8 +107,8 @@ class Predictions:
                 "choice": int(self.choices[row]),
                 "gold": item.gold,
             }
-            if epistemic is not None:
-                record["epistemic"] = float(epistemic[row])
+            if self.epistemic is not None:
+                record["epistemic"] = float(self.epistemic[row])
             if item.probabilities is not None:
                 record["truth"] = list(item.probabilities)
             yield record

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bayeslora.adapter.base import Holder, find_any_holder
 from bayeslora.adapter.holder import PosteriorHolder
+from bayeslora.errors import InputError
 from bayeslora.posterior import LaplacePosterior
 from bayeslora.posterior.noise import Variates
 from bayeslora.predict.mc import average_draws
@@ -103,9 +104,14 @@ def score_questions(
     With ``layers`` the draws differ in the upper layers only, and the mean is used below.
     """
     holder = find_any_holder(scorer.model)
-    if samples > 0 and (linearised := _linearised(holder)) is not None:
+    if samples > 0 and (linearised := linearised_posterior(holder)) is not None:
         from bayeslora.predict.linearised import score_linearised
 
+        if layers != "all":
+            raise InputError(
+                f"draw_layers is {layers!r}, but this Laplace approximation answers by its linearised model, which has no "
+                "draws to cut; use 'all', or train it with --settings predictive=draws"
+            )
         return score_linearised(
             scorer, items, linearised, samples=samples, seed=seed, batch_tokens=batch_tokens, advance=advance
         )
@@ -169,7 +175,7 @@ def _score_at_most(
     return DrawScores(log_probabilities, totals)
 
 
-def _linearised(holder: Holder) -> LaplacePosterior | None:
+def linearised_posterior(holder: Holder) -> LaplacePosterior | None:
     """The posterior in use, if its predictions are those of the linearised model."""
     if not isinstance(holder, PosteriorHolder) or len(holder.active) != 1:
         return None

@@ -14,6 +14,7 @@ from peft import PeftModel
 from peft.utils import CONFIG_NAME
 
 from bayeslora.adapter import BayesLoraModel
+from bayeslora.adapter.base import find_any_holder
 from bayeslora.adapter.loading import load_adapter
 from bayeslora.depth import check_depth
 from bayeslora.errors import InputError
@@ -33,6 +34,7 @@ from bayeslora.predict.calibrate import (
 from bayeslora.predict.generate import Prompt, Writing, generate
 from bayeslora.predict.predictions import Predictions, main_metrics
 from bayeslora.predict.predictor import Predictor
+from bayeslora.predict.scorer import Scorer, linearised_posterior
 from bayeslora.predict.token_predictor import TokenPredictor
 from bayeslora.predict.written import Generation, Watch
 from bayeslora.progress import Reporter, Silent
@@ -142,7 +144,8 @@ class TrainedModel:
     ) -> Calibration:
         """Layers and scale first, then temperature, then thresholds: each changes what the next one sees."""
         gold = np.array(require_gold(items))
-        predictor = replace(self.predictor(), calibration=Calibration())
+        scorer = make_scorer(self.model, self.loaded, self.config, None)  # the same questions many times over
+        predictor = replace(self._predictor_with(scorer), calibration=Calibration())
         encoded = predictor.encode(items)
 
         def scores(layers: str, scale: float) -> NDArray[np.float64]:
@@ -152,7 +155,7 @@ class TrainedModel:
         self._set_scale(1.0)
         before = predictor(items, encoded)
         layers, scale = self.draw_layers, 1.0
-        if self._tuner is not None and before.draws is not None and len(before.draws) > 1:
+        if self._tuner is not None and self._has_width(before):
             advance = self.report.stage("calibrating")
             if tolerance is None:
                 scale = choose_scale(lambda scale: scores(layers, scale), gold, progress=advance).scale
@@ -173,6 +176,11 @@ class TrainedModel:
             return found
         threshold = choose_threshold(after.probabilities, gold, error_rate=error_rate, coverage=coverage)
         return replace(found, threshold=threshold.confidence, target=threshold.target)
+
+    def _has_width(self, predictions: Predictions) -> bool:
+        """Whether a posterior's scale could have changed these: there are several draws, or their spread in closed form."""
+        several = predictions.draws is not None and len(predictions.draws) > 1
+        return several or (self.samples > 0 and linearised_posterior(find_any_holder(self.model)) is not None)
 
     @property
     def _tuner(self) -> BayesLoraModel | None:
@@ -205,7 +213,9 @@ class TrainedModel:
 
     def predictor(self) -> Predictor:
         """What predicts the answers of questions."""
-        scorer = make_scorer(self.model, self.loaded, self.config, None)
+        return self._predictor_with(Scorer(self.model, self.loaded.tokenizer.pad_token_id))
+
+    def _predictor_with(self, scorer: Scorer) -> Predictor:
         predictor = make_predictor(scorer, self.loaded, self.config)
         return replace(predictor, samples=self.samples, layers=self.draw_layers, calibration=self.calibration)
 
