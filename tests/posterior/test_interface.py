@@ -131,6 +131,13 @@ def test_drawing_with_a_generator_leaves_the_global_random_state_alone(make):
     assert torch.equal(before, torch.get_rng_state())
 
 
+def test_factors_that_are_no_draw_have_a_kl_too(make):
+    """A mean, and one of several draws, do not know what they were made from."""
+    posterior = make(LAYERS)
+    for factors in (posterior.mean(), posterior.draw(2).pick(0, 1), posterior.draw(2).detach()):
+        assert torch.isfinite(posterior.kl(factors, torch.Generator().manual_seed(0)).total)
+
+
 def test_construction_leaves_the_global_random_state_alone(make):
     before = torch.get_rng_state()
     first = make(LAYERS, seed=1)

@@ -75,6 +75,14 @@ def test_methods_share_the_loras_they_stand_on():
     assert all(at[path] < at[job.path] for job in jobs for path in job.needs)
 
 
+def test_members_that_are_no_rows_write_no_solutions():
+    """They are there to be averaged; what the table shows of problems is written by its own runs."""
+    jobs = plan(study(methods=("deep-ensemble",), seeds=(0,)), Path("out"), {})
+    members = {job.config.seed: job.config.prediction for job in jobs if job.config.method == "lora"}
+    assert members[0] == study().prediction
+    assert [members[SEED_DISTANCE * k].solutions for k in (1, 2)] == [0, 0]
+
+
 def test_lora_is_trained_even_if_only_others_that_stand_on_it_are_shown():
     jobs = search_jobs(study(methods=("temperature",), rate_factors=(0.5, 2.0)), Path("out"))
     assert [(job.config.method, job.config.training.learning_rate) for job in jobs] == [
@@ -183,6 +191,17 @@ def test_nothing_is_run_twice(done, monkeypatch):
     text = (done / "table.md").read_text(encoding="utf-8")
     assert compare(study(shift=("urns",)), done).text == text
     assert {path: path.stat().st_mtime_ns for path in done.rglob("result.json")} == before
+
+
+def test_a_study_goes_on_wherever_it_lies_and_however_it_is_named(done, tmp_path, monkeypatch):
+    """Methods that stand on LoRAs of the study find them from where they lie."""
+    moved = Path(shutil.copytree(done, tmp_path / "elsewhere" / "study"))
+    monkeypatch.chdir(moved.parent)
+    made = run_path(Path("study"), task_directory(), "deep-ensemble", 1.0, 1)
+    shutil.rmtree(made)
+    compared = compare(study(shift=("urns",)), Path("study"))
+    assert not compared.failures and (made / "result.json").exists()
+    assert compared.text == (done / "table.md").read_text(encoding="utf-8")
 
 
 def test_without_workers_what_is_done_is_shown_and_nothing_is_run(done, tmp_path):

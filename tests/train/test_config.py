@@ -93,7 +93,7 @@ GIVEN = {
     "epochs": 1,
     "batch_size": 5,
     "learning_rate": 0.125,
-    "rate_multipliers": {"flow": 3.0, "points": 0.0},
+    "rate_multipliers": {"flow": 3.0, "points": 0.0, "weights": 2.0},
     "weight_decay": 0.0,
     "schedule": "constant",
     "warmup": 0.0,

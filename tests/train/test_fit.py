@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import random
+import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from safetensors import safe_open
 
-from adapter.cases import adapted, generator
+from adapter.cases import adapted, generator, tokens
 from bayeslora import find_holder
 from bayeslora.predict.scorer import Scorer, score_questions
 from bayeslora.predict.trunk import TrunkScorer
@@ -54,6 +55,7 @@ def settings(**changes):
         "kl_rate": 0.01,
         "draws": 1,
         "aim": 0,
+        "adam_epsilon": 1e-8,
         "patience": 0,
     }
     return TrainingConfig(**(values | changes))
@@ -247,6 +249,42 @@ def test_a_batch_of_one_question_has_one_draw():
     assert figures["train/nll"] == pytest.approx([float(-log_p)], abs=1e-5)
 
 
+@pytest.mark.parametrize("posterior", ["inducing", "contextual"])
+def test_the_kl_counts_once_whatever_the_draws(posterior):
+    """Rows are divided among draws: a KL of tokens has all of them then, too."""
+    model = adapted(
+        posterior=posterior, settings={"flow_depth": 0} if posterior == "inducing" else {}, init_weights=True
+    )
+    holder, found = find_holder(model.train()), []
+    for draws in (1, 2, 4):
+        holder.draw(draws, torch.Generator().manual_seed(0))
+        model(tokens(batch=4))
+        found.append(float(holder.kl_share(1, draws) * holder.kl().total))
+    assert found == pytest.approx([found[0]] * 3, rel=1e-5) and found[0] > 0
+
+
+def test_with_checkpointing_aiming_looks_at_one_question_at_a_time():
+    """Activations of a whole batch may not fit where checkpointing is wanted, and evaluation keeps all of them."""
+    aimed = []
+    for checkpointing in (False, True):
+        model = adapted(init_weights=True)
+        scorer = Recording(model)
+        make_fit(model, scorer=scorer, aim=2, gradient_checkpointing=checkpointing)._aim()
+        assert {len(batch) for batch in scorer.batches} == ({1} if checkpointing else {BATCH})
+        aimed.append(parameters(model))
+    for name, value in aimed[0].items():
+        torch.testing.assert_close(aimed[1][name].abs(), value.abs(), rtol=1e-3, atol=1e-4)
+
+
+def test_time_of_evaluations_is_not_that_of_steps():
+    def slow():
+        time.sleep(0.2)
+        return {"nll": 0.0}
+
+    state = make_fit(small("point"), validate=slow)()
+    assert state.seconds >= state.step_seconds + EPOCHS * 0.2 and state.step_seconds > 0
+
+
 @pytest.mark.parametrize("posterior", ["inducing", "point", "meanfield", "blob", "contextual", "dropout"])
 def test_a_step_does_not_wait_for_the_device(posterior, monkeypatch):
     """No number is read off a tensor, so that a GPU always has the next step queued."""
@@ -342,7 +380,7 @@ RUNS = {
 
 def outcome(model, state):
     """All that a run leaves, but for the time it took."""
-    rest = {name: value for name, value in vars(state).items() if name not in ("best", "seconds")}
+    rest = {name: value for name, value in vars(state).items() if name not in ("best", "seconds", "step_seconds")}
     return {**parameters(model), **{f"best {n}": v for n, v in state.best.items()}}, rest
 
 

@@ -16,8 +16,12 @@ def parameters():
     return {kind: nn.Parameter(torch.randn(3, generator=generator)) for kind in ("weights", "mean", "scale")}
 
 
-def groups(tensors, rate=0.1):
-    return [{"params": [p], "names": [k], "kind": k, "lr": rate, "weight_decay": 0.0} for k, p in tensors.items()]
+def groups(tensors, rate=0.1, multipliers=None):
+    return [
+        {"params": [p], "names": [k], "kind": k, "multiplier": m, "lr": rate * m, "weight_decay": 0.0}
+        for k, p in tensors.items()
+        for m in [(multipliers or {}).get(k, 1.0)]
+    ]
 
 
 def loss_and_kl(tensors):
@@ -62,6 +66,26 @@ def test_split_steps_are_adamw_on_the_loss_and_sgd_on_the_kl(parts):
             theirs["scale"] -= 0.05 * (of_kl[1] + of_loss[2])
     for kind in ours:
         torch.testing.assert_close(ours[kind], theirs[kind])
+
+
+def test_multipliers_hold_for_sgd_too():
+    ours = parameters()
+    steps = SplitSteps(groups(ours, multipliers={"scale": 3.0}), 1.0, SPLIT, rate=0.05)
+    rates = {group["kind"]: group["lr"] for group in steps._sgd.param_groups}
+    assert rates == pytest.approx({"mean": 0.05, "scale": 0.15})
+
+
+@pytest.mark.parametrize("make", [JointSteps, lambda g, clip, e: SplitSteps(g, clip, SPLIT, 0.1, e)])
+def test_the_epsilon_is_adamws(make):
+    """A large one makes the first step small: lr · g / (|g| + ε)."""
+    ours = parameters()
+    before = ours["weights"].detach().clone()
+    steps = make(groups(ours), 1e9, 10.0)
+    loss, kl = loss_and_kl(ours)
+    steps.backward(loss, kl)
+    gradient = ours["weights"].grad.clone()
+    steps.step()
+    torch.testing.assert_close(before - ours["weights"].detach(), 0.1 * gradient / (gradient.abs() + 10.0))
 
 
 def test_only_what_adamw_sees_is_clipped():

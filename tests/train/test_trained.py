@@ -117,6 +117,8 @@ def test_an_evaluation_is_written_where_it_is_asked_for(
     assert "--force" in refusal(capsys) and contents(out) == before
     assert bayeslora(*words, "--samples", 1, "--force", "--quiet") == 0
     assert contents(out) != before and read_json(out / "result.json")["samples"] == 1
+    assert bayeslora(*words, "--draw-layers", "last:1", "--force", "--quiet") == 0
+    assert read_json(out / "result.json")["draw_layers"] == "last:1"
 
 
 def test_an_evaluation_never_lands_in_a_run_or_on_a_file(

@@ -288,9 +288,9 @@ def test_it_aims_at_the_gradient_of_the_first_batches_and_changes_nothing_else(t
     def parameters(model):
         return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
 
-    def after_no_step(aim):
+    def after_no_step(aim, **more):
         model = adapted(**start)
-        settings = arguments(tmp_path, max_steps=1, learning_rate=0.0, per_device_train_batch_size=8)
+        settings = arguments(tmp_path, max_steps=1, learning_rate=0.0, per_device_train_batch_size=8, **more)
         trainer = BayesLoraTrainer(model=model, args=settings, train_dataset=rows)
         trainer.aim = aim
         trainer.train()
@@ -303,5 +303,7 @@ def test_it_aims_at_the_gradient_of_the_first_batches_and_changes_nothing_else(t
     moved = [name for name in aimed if not torch.equal(aimed[name], left[name])]
     assert moved
     assert all("z_row_B" in name for name in moved)
+    by_rows, _ = after_no_step(1, gradient_checkpointing=True)  # where a batch may not fit
     for name, expected in parameters(wanted).items():
-        torch.testing.assert_close(aimed[name].abs(), expected.abs(), rtol=1e-3, atol=1e-4)
+        for found in (aimed, by_rows):
+            torch.testing.assert_close(found[name].abs(), expected.abs(), rtol=1e-3, atol=1e-4)

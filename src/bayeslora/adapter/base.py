@@ -84,8 +84,11 @@ class Holder(nn.Module, ABC):
     def kl(self) -> KL:
         """KL of what is in use, at the draws of the last forward pass if there were any."""
 
-    def kl_share(self, parts: int) -> float:
-        """What the KL of one of ``parts`` of a batch is multiplied by, so that over all of them it counts once."""
+    def kl_share(self, parts: int, draws: int = 1) -> float:
+        """What the KL of one of ``parts`` of a batch is multiplied by, so that over all of them it counts once.
+
+        An amortised KL is a sum over tokens, averaged over the draws, and those have a part of the tokens each.
+        """
         return 1.0 / parts
 
     def penalty(self) -> Tensor | None:

@@ -114,9 +114,9 @@ class PosteriorHolder(TunerModule, Holder):
         terms = [self.posterior(name).kl(self._last_draw(name), self._noise_source(name)) for name in self.active]
         return KL(torch.stack([k.inducing for k in terms]).sum(), torch.stack([k.conditional for k in terms]).sum())
 
-    def kl_share(self, parts: int) -> float:
-        """What the KL of one of ``parts`` of a batch is multiplied by, so that over all of them it counts once."""
-        return 1.0 if any(self.posterior(name).amortised for name in self.active) else 1.0 / parts
+    def kl_share(self, parts: int, draws: int = 1) -> float:
+        """See :meth:`Holder.kl_share`."""
+        return float(draws) if any(self.posterior(name).amortised for name in self.active) else 1.0 / parts
 
     def penalty(self) -> Tensor | None:
         """What training adds to the loss of the active adapters besides the KL."""

@@ -19,6 +19,7 @@ COMMON: Mapping[str, Any] = {
     "batch_size": 32,
     "weight_decay": 0.0,
     "optimiser": "adamw",
+    "adam_epsilon": 1e-8,
     "kl_rate": 0.01,
     "schedule": "linear",
     "warmup": 0.06,
@@ -42,6 +43,7 @@ PAPER: Mapping[str, Any] = {
     "milestones": (4, 6),
     "label_smoothing": 0.1,
     "learning_rate": 5e-4,
+    "adam_epsilon": 1e-5,
 }
 """Training settings that the Bayesian-LoRA paper gives for all methods (batch 16 for BoolQ and WinoGrande there)."""
 

@@ -16,7 +16,7 @@ METHOD = Method(
         "paper": Preset(training=PAPER),
         "cyclic": Preset(
             settings=asdict(SnapshotConfig(members=CYCLES, snapshots=CYCLES)),
-            training={"learning_rate": 7e-4, "schedule": "cyclic", "cycles": CYCLES},
+            training={"learning_rate": 7e-4, "schedule": "cyclic", "cycles": CYCLES, "warmup": 0.0},
         ),
     },
 )

@@ -34,7 +34,6 @@ def make(making: Making) -> Made:
         posterior,
         advance=advance,
         batch_tokens=predictor.batch_tokens,
-        seed=making.seed,
     )
     if posterior.config.prior != "given":
         posterior.prior_precision = posterior.best_precision()

@@ -379,8 +379,8 @@ class InducingPosterior(Posterior):
         if self.config.flow_depth == 0:
             inducing = self._exact_kl()
         else:
-            latents = factors.latents if factors is not None else self._sample(1, generator)
-            inducing = self._sampled_kl(latents)
+            latents = None if factors is None else factors.latents  # a mean, or a part of draws, has none
+            inducing = self._sampled_kl(self._sample(1, generator) if latents is None else latents)
         return KL(inducing, torch.stack(conditional).sum())
 
     def _exact_kl(self) -> Tensor:

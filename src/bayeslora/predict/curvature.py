@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -31,19 +30,14 @@ from bayeslora.predict.low_rank import LowRankSum
 from bayeslora.predict.options import Encoded, OptionScores, PackedBatch
 from bayeslora.predict.scorer import Scorer, require_numbers
 
-Fisher = Literal["exact", "sampled"]
-
 
 def fit_curvature(
     scorer: Scorer,
     items: Sequence[Encoded],
     posterior: LaplacePosterior,
-    rank: int | None = None,
     advance: Callable[[int, int], None] | None = None,
-    fisher: Fisher = "exact",
     *,
     batch_tokens: int = 16384,
-    seed: int = 0,
 ) -> None:
     """Set the curvature of a posterior at its mean from the training questions; their answers are not needed.
 
@@ -51,33 +45,25 @@ def fit_curvature(
         scorer: scores questions with the model that the posterior belongs to.
         items: all questions trained on: the curvature is their sum, so a part of them gives a wider posterior.
         posterior: of an active adapter.
-        rank: directions kept of the long sides; the posterior's ``curvature_rank`` if not given.
         advance: told how many questions are done, of how many.
-        fisher: ``exact`` weighs every option by its probability, with one backward pass for each; ``sampled`` draws one.
         batch_tokens: computed at once where nothing but scores is wanted; here it is a fraction of that.
-        seed: of the options drawn.
     """
     if not items:
         raise InputError("there are no questions to take the curvature from; give those of the training split")
-    if fisher not in get_args(Fisher):
-        raise InputError(f"unknown fisher {fisher!r}; choose one of {', '.join(get_args(Fisher))}")
-    rank = posterior.config.curvature_rank if rank is None else rank
-    uniform = torch.rand(len(items), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
     def add_up(tokens: int) -> dict[str, _LayerSums]:
         done = 0
         with differentiating(scorer) as holder:
             adapter = _adapter_of(holder, posterior)
             holder.use({name: holder.posterior(name).mean().detach() for name in holder.active})
-            sums = _sums(scorer.model, adapter, posterior, rank)
+            sums = _sums(scorer.model, adapter, posterior)
             for rows in graph_batches(items, tokens):
                 questions = [items[row] for row in rows]
                 batch = scorer.pack(questions)
                 with _recording(sums.values()):
                     scores = scorer(questions)
                 require_numbers(scores.log_probabilities)
-                values, present = _weighted(scores) if fisher == "exact" else _sampled(scores, uniform[rows])
-                _add_batch(sums, batch, values, present)
+                _add_batch(sums, batch, _weighted(scores), scores.present)
                 done += len(rows)
                 if advance is not None:
                     advance(done, len(items))
@@ -94,19 +80,10 @@ def _adapter_of(holder: PosteriorHolder, posterior: LaplacePosterior) -> str:
     raise InputError("the posterior belongs to no active adapter of the model; activate its adapter first")
 
 
-def _weighted(scores: OptionScores) -> tuple[Tensor, Tensor]:
+def _weighted(scores: OptionScores) -> Tensor:
     """Values ``√p · log p`` with ``p`` held fixed: products of their gradients sum up to the Fisher information."""
     log_p = scores.log_probabilities
-    return (0.5 * log_p.detach()).exp() * log_p, scores.present
-
-
-def _sampled(scores: OptionScores, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """``log p`` of one option per question, drawn from the predicted distribution."""
-    log_p = scores.log_probabilities
-    below = log_p.detach().double().cpu().exp().cumsum(1) <= uniform.unsqueeze(1)
-    last = scores.present.sum(1, keepdim=True) - 1
-    option = torch.minimum(below.sum(1, keepdim=True).to(last), last)
-    return log_p.gather(1, option), torch.ones_like(option, dtype=torch.bool)
+    return (0.5 * log_p.detach()).exp() * log_p
 
 
 # Sums of one layer ----------------------------------------------------------------------------------------------------
@@ -162,8 +139,8 @@ class _LayerSums:
         )
 
 
-def _sums(model: nn.Module, adapter: str, posterior: LaplacePosterior, rank: int) -> dict[str, _LayerSums]:
-    layers, mean = adapted_layers(model, adapter), posterior.mean()
+def _sums(model: nn.Module, adapter: str, posterior: LaplacePosterior) -> dict[str, _LayerSums]:
+    layers, mean, rank = adapted_layers(model, adapter), posterior.mean(), posterior.config.curvature_rank
     names = [name for group in posterior.random_groups for name in group.names]
     return {name: _LayerSums(layers[name], mean[name], layers[name].scaling[adapter], rank) for name in names}
 

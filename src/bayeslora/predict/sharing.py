@@ -34,6 +34,8 @@ def may_share_rows(model: nn.Module, items: Sequence[Encoded]) -> bool:
     window = attention_window(model)
     if window is not None and max(map(packed_length, items)) > window:
         return False
+    if next(model.parameters()).is_meta:  # nothing is computed there, and shared rows take the least
+        return True
     base = getattr(model, "get_base_model", lambda: model)()
     if base not in _known:
         _known[base] = _scores_copies_alike(model)

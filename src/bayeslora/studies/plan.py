@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,15 +67,20 @@ def run_path(out: Path, task: str, method: str, factor: float, seed: int) -> Pat
 
 
 def _made(study: Comparison, out: Path, task: str, method: str, seed: int, factor: float) -> tuple[Job, Sequence[Job]]:
-    """The run of a method that stands on LoRAs, and those."""
+    """The run of a method that stands on LoRAs, and those: the runs of the table if it has such seeds."""
     config = study.config(task, method, seed, factor)
     loras = [
-        Job(replace(lora, prediction=study.prediction), run_path(out, task, "lora", factor, lora.seed))
+        Job(
+            replace(lora, prediction=study.prediction) if lora.seed in study.seeds else lora,
+            run_path(out, task, "lora", factor, lora.seed),
+        )
         for lora in lora_runs(config)
     ]
     paths = tuple(lora.path for lora in loras)
-    config = replace(config, start_from=tuple(map(str, paths)))
-    return Job(config, run_path(out, task, method, factor, seed), paths), loras
+    own = run_path(out, task, method, factor, seed)
+    # relative to the run, so that a study may be moved, or named otherwise, and go on
+    config = replace(config, start_from=tuple(os.path.relpath(path, own) for path in paths))
+    return Job(config, own, paths), loras
 
 
 def _trained(study: Comparison) -> list[str]:

@@ -59,7 +59,7 @@ class Worker:
         if self._place.loaded is not None:
             return self._place
         if self._loaded is None or self._loaded[0] != (config.model, config.loading):
-            self._loaded = (config.model, config.loading), load_base(config, self._place.device)
+            self._loaded, self._trunk = ((config.model, config.loading), load_base(config, self._place.device)), None
         if self._trunk is None or self._trunk[0] != config.adapter.layers:
             self._trunk = config.adapter.layers, TrunkCache()
         return replace(self._place, loaded=self._loaded[1], trunk=self._trunk[1])

@@ -29,6 +29,8 @@ def in_ray(jobs: Sequence[Job], settings: Settings, workers: int) -> Iterator[tu
     The cluster is the one that ``RAY_ADDRESS`` names, or this machine. Each run takes a CPU, and a GPU if it is to use one.
     """
     ray = _ray()
+    if settings.data_dir is not None:
+        settings = replace(settings, data_dir=settings.data_dir.absolute())
     task = ray.remote(_run).options(num_cpus=1, num_gpus=_gpus(settings), max_retries=RETRIES)
     waiting = [_absolute(job) for job in reversed(jobs)]
     running: dict[Any, Job] = {}

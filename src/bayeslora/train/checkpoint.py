@@ -36,6 +36,7 @@ class TrainingState:
         history: one record per evaluation.
         train_nll: sum over the questions of the present epoch, and their number.
         seconds: time spent in training, over all attempts.
+        step_seconds: the part of it that steps took, without evaluations.
     """
 
     step: int = 0
@@ -46,6 +47,7 @@ class TrainingState:
     history: list[dict[str, Any]] = field(default_factory=list)
     train_nll: tuple[float, int] = (0.0, 0)
     seconds: float = 0.0
+    step_seconds: float = 0.0
 
 
 def save_checkpoint(

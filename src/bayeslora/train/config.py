@@ -118,6 +118,8 @@ class TrainingConfig:
     """Questions computed at once, to save memory; the step stays the same but for its noise."""
     learning_rate: float | None = None
     """Learning rate of AdamW."""
+    adam_epsilon: float | None = None
+    """What AdamW adds to the root of the mean squared gradient."""
     optimiser: Literal["adamw", "split"] | None = None
     """adamw takes the whole objective; split leaves the KL to plain SGD, as BLoB was published."""
     kl_rate: float | None = None
@@ -172,7 +174,7 @@ class TrainingConfig:
         for name in ("warmup", "label_smoothing", "kl_warmup"):
             if getattr(self, name) is not None:
                 _share(name, getattr(self, name))
-        for name in ("learning_rate", "kl_rate"):
+        for name in ("learning_rate", "adam_epsilon", "kl_rate"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
         _positive("clip", self.clip)

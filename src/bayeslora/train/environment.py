@@ -43,6 +43,13 @@ def peak_memory(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def forget_peak_memory() -> None:
+    """Let :func:`peak_memory` of CUDA devices begin anew; that of a process cannot."""
+    if torch.cuda.is_initialized():
+        for number in range(torch.cuda.device_count()):
+            torch.cuda.reset_peak_memory_stats(number)
+
+
 def _commit() -> str | None:
     """The commit of the package's source, marked if it was changed since; nothing for an installed package.
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from bayeslora.adapter.base import find_any_holder
 from bayeslora.errors import InputError
+from bayeslora.methods import find_method
 from bayeslora.models.device import resolve_device, resolve_dtype
 from bayeslora.models.load import load_empty
 from bayeslora.train.config import RunConfig, resolve
@@ -111,7 +112,7 @@ def estimate(
         model.gradient_checkpointing_enable({"use_reentrant": False})
     work.bind(model, None)
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    epochs, size = config.training.epochs or 1, config.training.batch_size or 1
+    epochs, size = (config.training.epochs or 1) * _trainings(config), config.training.batch_size or 1
     tokens = sum(map(work.length, work.examples)) * epochs
     with _lean_attention():
         kept = _kept(model, work, _largest_batch(work, config.training.micro_batch or size))
@@ -132,6 +133,14 @@ def estimate(
         seconds=flops / (tflops * 1e12),
         tflops=tflops,
     )
+
+
+def _trainings(config: RunConfig) -> int:
+    """How often a model is trained: once, or once for each LoRA that the method stands on and was not given."""
+    method = find_method(config.method)
+    if method.make is None:
+        return 1
+    return 0 if config.start_from else method.loras(config.adapter.settings)
 
 
 def _largest_batch(work: Work, size: int) -> Sequence[Named]:

@@ -45,6 +45,7 @@ def evaluate(
         "task": name,
         "split": split,
         "samples": trained.samples,
+        "draw_layers": trained.draw_layers,
         "calibration": {
             "temperature": trained.calibration.temperature,
             "posterior_scale": trained.calibration.posterior_scale,

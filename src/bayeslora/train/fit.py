@@ -119,7 +119,9 @@ class Fit(Generic[Lesson]):
                 self._aim()
             while state.step < self.steps and not state.stopped:
                 advance(state.step, self.steps)
+                began = time.monotonic()
                 self._step(state)
+                state.step_seconds += time.monotonic() - began
                 ended = state.step % self.steps_per_epoch == 0
                 due = ended or time.monotonic() - saved >= self.checkpoint_seconds
                 if due:
@@ -144,9 +146,13 @@ class Fit(Generic[Lesson]):
         self._holder.aim((loss for step in batches for loss in self._losses_of(step)), self.processes.add_up)
 
     def _losses_of(self, step: int) -> Iterator[Callable[[], Tensor]]:
-        """The loss of this process's share of a batch, in parts that are computed one after another."""
+        """The loss of this process's share of a batch, in parts that are computed one after another.
+
+        Models keep all activations in evaluation, so where a batch of them may not fit the parts are single examples.
+        """
         mine, counts = self.processes.share(self._examples_of(step))
-        for pairs in _cut(list(zip(mine, counts, strict=True)), self.config.micro_batch or len(mine)):
+        size = 1 if self.config.gradient_checkpointing else self.config.micro_batch or len(mine)
+        for pairs in _cut(list(zip(mine, counts, strict=True)), size):
             part = [example for example, _ in pairs]
             weights = [count for _, count in pairs]
 
@@ -195,7 +201,7 @@ class Fit(Generic[Lesson]):
             penalty = self._holder.penalty()
             if penalty is not None:
                 loss = loss + penalty / shares
-            share = self._holder.kl_share(shares)
+            share = self._holder.kl_share(shares, draws)
             weighted = weight * share * kl.total
             self._steps.backward(loss, weighted)
             told = (losses.sum(), share * kl.inducing, share * kl.conditional, loss + weighted)
@@ -325,8 +331,9 @@ class Fit(Generic[Lesson]):
         rate, decay = self._given("learning_rate"), self._given("weight_decay")
         groups = parameter_groups(self._model, rate, decay, self._given("rate_multipliers"))
         if self._given("optimiser") == "adamw":
-            return JointSteps(groups, self.config.clip)
-        return SplitSteps(groups, self.config.clip, self._holder.split_kinds(), self._given("kl_rate"))
+            return JointSteps(groups, self.config.clip, self._given("adam_epsilon"))
+        split, rate = self._holder.split_kinds(), self._given("kl_rate")
+        return SplitSteps(groups, self.config.clip, split, rate, self._given("adam_epsilon"))
 
     def _given(self, name: str) -> Any:
         value = getattr(self.config, name)

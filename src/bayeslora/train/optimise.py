@@ -42,6 +42,7 @@ def parameter_groups(
             "params": [parameters[name] for name, own in kinds.items() if own == kind],
             "names": [name for name, own in kinds.items() if own == kind],
             "kind": kind,
+            "multiplier": multipliers.get(kind, 1.0),
             "lr": learning_rate * multipliers.get(kind, 1.0),
             "weight_decay": weight_decay if kind.startswith("weights") else 0.0,
         }

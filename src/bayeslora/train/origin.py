@@ -32,8 +32,11 @@ def lora_runs(config: RunConfig) -> list[RunConfig]:
     return [resolve(replace(lora, seed=config.seed + SEED_DISTANCE * k)) for k in range(count)]
 
 
-def require_origins(config: RunConfig) -> list[str]:
-    """Adapter directories of the LoRAs given to start from; refused where their number or training does not fit."""
+def require_origins(config: RunConfig, directory: Path) -> list[str]:
+    """Adapter directories of the LoRAs given to start from; refused where their number or training does not fit.
+
+    Their paths are relative to the working directory or, as those of a study are, to that of the run.
+    """
     method = find_method(config.method)
     if method.foreign() is not None:
         raise InputError(
@@ -45,7 +48,10 @@ def require_origins(config: RunConfig) -> list[str]:
             f"start_from names {len(config.start_from)} LoRAs, but method {method.name!r} stands on {wanted}; give as many"
         )
     runs = lora_runs(config)
-    return [str(_adapter(Path(path), to_dict(runs[0]) if runs else None)) for path in config.start_from]
+    paths = [
+        directory / it if not Path(it).exists() and (directory / it).exists() else Path(it) for it in config.start_from
+    ]
+    return [str(_adapter(path, to_dict(runs[0]) if runs else None)) for path in paths]
 
 
 def _adapter(path: Path, wanted: Mapping[str, Any] | None) -> Path:

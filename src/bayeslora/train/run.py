@@ -35,7 +35,7 @@ from bayeslora.tasks import Task, find_task
 from bayeslora.train.checkpoint import TrainingState
 from bayeslora.train.config import AdapterConfig, RunConfig, flatten, resolve, to_dict
 from bayeslora.train.directory import RunDirectory
-from bayeslora.train.environment import describe_environment, peak_memory
+from bayeslora.train.environment import describe_environment, forget_peak_memory, peak_memory
 from bayeslora.train.fit import Fit
 from bayeslora.train.origin import lora_runs, require_origins
 from bayeslora.train.processes import Processes
@@ -198,6 +198,7 @@ class _Run:
 
     def execute(self) -> dict[str, Any]:
         """All input is checked before the directory is touched: a mistake costs no earlier run."""
+        forget_peak_memory()
         require_trackers(self.place.report_to)
         work = open_work(self.config, self.place.data_dir)
         if self.processes.count > 1 and work.writes_as_it_judges:
@@ -217,7 +218,7 @@ class _Run:
     def _origins(self, loaded: LoadedModel) -> list[str]:
         """Adapters of the LoRAs to start from: those that were given, or those that the method needs, trained first."""
         if self.config.start_from:
-            return require_origins(self.config)
+            return require_origins(self.config, self.directory.path)
         runs = lora_runs(self.config)
         if runs:
             self.directory.claim(to_dict(self.config), force=self.force)
@@ -297,7 +298,7 @@ class _Run:
             "counts": work.counts,
             "timing": {
                 "train_seconds": state.seconds,
-                "seconds_per_step": state.seconds / max(1, state.step),
+                "seconds_per_step": state.step_seconds / max(1, state.step),
                 "steps": state.step,
                 "predict_seconds": judge_seconds,
             },

@@ -52,10 +52,11 @@ class JointSteps(Steps):
     Args:
         groups: of parameters, from :func:`bayeslora.train.optimise.parameter_groups`.
         clip: bound of the gradient's norm, for posterior scales and the rest apart.
+        epsilon: of AdamW.
     """
 
-    def __init__(self, groups: Sequence[dict[str, Any]], clip: float) -> None:
-        self.adamw = torch.optim.AdamW(list(groups), fused=True)
+    def __init__(self, groups: Sequence[dict[str, Any]], clip: float, epsilon: float = 1e-8) -> None:
+        self.adamw = torch.optim.AdamW(list(groups), eps=epsilon, fused=True)
         self.groups = self.adamw.param_groups
         self._clip = clip
 
@@ -79,12 +80,20 @@ class SplitSteps(Steps):
         groups: of parameters, from :func:`bayeslora.train.optimise.parameter_groups`.
         clip: bound of the norm of AdamW's gradient.
         split: what SGD moves, and along what.
-        rate: its learning rate.
+        rate: its learning rate, which every kind's multiplier multiplies.
+        epsilon: of AdamW.
     """
 
-    def __init__(self, groups: Sequence[dict[str, Any]], clip: float, split: Split, rate: float) -> None:
-        self.adamw = torch.optim.AdamW([group for group in groups if split.get(group["kind"]) != "both"], fused=True)
-        own = [{**group, "lr": rate, "weight_decay": 0.0} for group in groups if group["kind"] in split]
+    def __init__(
+        self, groups: Sequence[dict[str, Any]], clip: float, split: Split, rate: float, epsilon: float = 1e-8
+    ) -> None:
+        by_adamw = [group for group in groups if split.get(group["kind"]) != "both"]
+        self.adamw = torch.optim.AdamW(by_adamw, eps=epsilon, fused=True)
+        own = [
+            {**group, "lr": rate * group["multiplier"], "weight_decay": 0.0}
+            for group in groups
+            if group["kind"] in split
+        ]
         self._sgd = torch.optim.SGD(own, fused=True)
         self.groups = [*self.adamw.param_groups, *self._sgd.param_groups]
         self._clip = clip

@@ -119,7 +119,9 @@ class BayesLoraTrainerMixin(_Base):
         with torch.random.fork_rng(devices):
             prepared = self.get_train_dataloader()
             loader = getattr(prepared, "base_dataloader", prepared)  # else accelerate counts these batches as training
-            inputs = map(self._prepare_inputs, islice(loader, self.aim))
+            batches = map(self._prepare_inputs, islice(loader, self.aim))
+            # a model keeps all activations in evaluation: where a batch of them may not fit, its rows go one by one
+            inputs = (part for it in batches for part in (_rows(it) if self.args.gradient_checkpointing else [it]))
             processes = Processes(self.args.process_index, self.args.world_size)
             find_holder(self.model).aim((partial(self.compute_loss, self.model, it) for it in inputs), processes.add_up)
         self.model.train(training)
@@ -191,6 +193,16 @@ class BayesLoraTrainerMixin(_Base):
     def _note(self, loss: Tensor, kl: KL) -> None:
         for name, value in (("nll", loss), ("kl_inducing", kl.inducing), ("kl_conditional", kl.conditional)):
             self._kl_logs.setdefault(name, []).append(value.detach().float())
+
+
+def _rows(inputs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every row of a batch as one of its own."""
+    count = len(inputs["input_ids"])
+    for row in range(count):
+        yield {
+            name: value[row : row + 1] if isinstance(value, Tensor) and value.ndim and len(value) == count else value
+            for name, value in inputs.items()
+        }
 
 
 def _counted(loss: Tensor, labels: Tensor | None) -> Tensor:
