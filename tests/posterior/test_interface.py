@@ -215,6 +215,11 @@ def test_scale_widens_the_draws_and_keeps_the_number_of_parameters(make):
         assert spread[2.0] == spread[0.5]
 
 
+def test_who_has_a_width_for_the_scale_to_multiply(make):
+    posterior = make(LAYERS)
+    assert posterior.has_width == isinstance(posterior, WIDE)
+
+
 @pytest.mark.parametrize("scale", [-1.0, float("nan"), float("inf")])
 def test_a_bad_scale_is_refused(make, scale):
     with pytest.raises(ValueError, match="posterior scale must be finite and not negative"):

@@ -143,7 +143,7 @@ def test_nothing_is_decayed_but_point_estimates(posterior, decayed):
 
 
 def test_learning_rates_are_multiplied_by_kind():
-    groups = parameter_groups(adapted(), 0.5, 0.0, {"points": 20.0, "flow": 0.1, "mean": 0.0})
+    groups = parameter_groups(adapted(), 0.5, 0.0, {"points": 20.0, "flow": 0.1, "mean": 0.0, "weights": 7.0})
     assert {group["kind"]: group["lr"] for group in groups} == {
         "points": 10.0,
         "flow": 0.05,
@@ -219,3 +219,13 @@ def test_points_have_no_scales_to_clip():
 def test_the_norms_tell_of_gradients_that_are_not_finite(kind, value):
     gradients = {"mean": [1.0], "scale": [1.0], kind: [value]}
     assert not torch.isfinite(sum(clip_apart(groups_with_gradients(**gradients), 1.0)))
+
+
+@pytest.mark.parametrize(
+    "given, want",
+    [({}, (1.0, 1.0)), ({"weights": 0.35}, (0.35, 0.35)), ({"weights": 0.5, "weights_b": 16.0}, (0.5, 16.0))],
+)
+def test_point_estimates_below_a_cut_have_a_rate_of_their_own(given, want):
+    model = adapted(stochastic_layers="last:1", target_modules=["q_proj"])
+    rates = {group["kind"]: group["lr"] for group in parameter_groups(model, 1.0, 0.0, given)}
+    assert (rates["weights_a"], rates["weights_b"]) == want and rates["mean"] == 1.0

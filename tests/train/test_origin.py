@@ -17,6 +17,7 @@ from bayeslora.errors import InputError
 from bayeslora.methods import METHODS
 from bayeslora.methods.laplace import STEPS
 from bayeslora.predict.predictions import read_predictions
+from bayeslora.predict.predictor import Predictor
 from bayeslora.train import AdapterConfig, TrainingConfig, train
 from bayeslora.train.origin import SEED_DISTANCE, lora_runs
 from bayeslora.train.trained import load_run
@@ -163,6 +164,14 @@ def test_a_linearised_model_has_a_scale_to_calibrate_and_no_layers_to_cut(loras,
             model.calibrate(**refused)
     model.draw_layers = "all"
     assert model.calibrate().posterior_scale < 1
+
+
+def test_a_set_of_points_has_no_scale_to_try(loras, tmp_path, monkeypatch):
+    train(run_config("deep-ensemble", start_from=tuple(map(str, loras))), tmp_path / "run")
+    model, passes = load_run(tmp_path / "run"), []
+    score = Predictor.score
+    monkeypatch.setattr(Predictor, "score", lambda *args: passes.append(1) or score(*args))
+    assert model.calibrate().posterior_scale == 1 and len(passes) <= 4
 
 
 # LoRAs of others ------------------------------------------------------------------------------------------------------

@@ -75,6 +75,7 @@ class AdaloraPosterior(Posterior):
     config: AdaloraConfig
     parameter_kinds: ClassVar = {"A_": "weights_a", "B_": "weights_b", "E_": "weights_e"}
     stochastic = False
+    has_width = False
 
     def _initialise(self, generator: torch.Generator) -> None:
         for group in self.groups:

@@ -134,6 +134,9 @@ class Posterior(nn.Module, ABC):
     stochastic: ClassVar[bool] = True
     """Whether draws differ at all."""
 
+    has_width: ClassVar[bool] = True
+    """Whether draws depend on the posterior's scale; a set of points has no width to multiply."""
+
     parameter_kinds: ClassVar[Mapping[str, str]] = {}
     """What the parameters whose names begin so are to an optimiser; all others are ``weights``. Kinds that begin with
     ``weights`` are point estimates, the only ones that weight decay is for."""

@@ -33,8 +33,7 @@ class DropoutPosterior(PointPosterior):
     """LoRA with dropout on the adapter's input.
 
     In training every position has a mask of its own, as in LoRA. In evaluation a draw is one mask for all rows and
-    positions, which is the same as columns of ``A`` that are dropped: so a draw is a network, and can be exported. The
-    posterior scale has no effect.
+    positions, which is the same as columns of ``A`` that are dropped: so a draw is a network, and can be exported.
     """
 
     config_class = DropoutConfig

@@ -29,11 +29,10 @@ class EnsemblePosterior(Posterior):
 
     A draw picks members, the same one in every layer. Draws are balanced: ``K`` draws are every member
     once in random order, so that averaging over ``K`` draws is exactly the ensemble's prediction.
-
-    The posterior scale has no effect: a set of points has no width to multiply.
     """
 
     config_class = EnsembleConfig
+    has_width = False
     parameter_kinds: ClassVar = {"A_": "weights_a", "B_": "weights_b"}
 
     @property

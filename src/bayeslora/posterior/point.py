@@ -25,6 +25,7 @@ class PointPosterior(Posterior):
     config_class: ClassVar[type] = PointConfig
     parameter_kinds: ClassVar = {"A_": "weights_a", "B_": "weights_b"}
     stochastic = False
+    has_width = False
 
     def _initialise(self, generator: torch.Generator) -> None:
         for group in self.groups:

@@ -29,6 +29,12 @@ def parameter_kinds(model: nn.Module) -> dict[str, str]:
     return kinds
 
 
+def multiplier_of(kind: str, multipliers: Mapping[str, float]) -> float:
+    """By how much a kind learns faster than the rest; ``weights`` are all point estimates that are not named themselves."""
+    others = multipliers.get("weights", 1.0) if kind.startswith("weights") else 1.0
+    return multipliers.get(kind, others)
+
+
 def parameter_groups(
     model: nn.Module, learning_rate: float, weight_decay: float, multipliers: Mapping[str, float]
 ) -> list[dict[str, Any]]:
@@ -42,8 +48,8 @@ def parameter_groups(
             "params": [parameters[name] for name, own in kinds.items() if own == kind],
             "names": [name for name, own in kinds.items() if own == kind],
             "kind": kind,
-            "multiplier": multipliers.get(kind, 1.0),
-            "lr": learning_rate * multipliers.get(kind, 1.0),
+            "multiplier": multiplier_of(kind, multipliers),
+            "lr": learning_rate * multiplier_of(kind, multipliers),
             "weight_decay": weight_decay if kind.startswith("weights") else 0.0,
         }
         for kind in dict.fromkeys(kinds.values())

@@ -23,6 +23,7 @@ from bayeslora.methods import find_method
 from bayeslora.models import LoadedModel
 from bayeslora.predict.answers import Answer, make_answers
 from bayeslora.predict.calibrate import (
+    DEFAULT_SCALES,
     Calibration,
     choose_cut,
     choose_scale,
@@ -155,12 +156,14 @@ class TrainedModel:
         self._set_scale(1.0)
         before = predictor(items, encoded)
         layers, scale = self.draw_layers, 1.0
-        if self._tuner is not None and self._has_width(before):
+        if self._tuner is not None and self._is_spread(before):
             advance = self.report.stage("calibrating")
+            holder = self._tuner.holder
+            scales = DEFAULT_SCALES if any(holder.posterior(name).has_width for name in holder.active) else (1.0,)
             if tolerance is None:
-                scale = choose_scale(lambda scale: scores(layers, scale), gold, progress=advance).scale
+                scale = choose_scale(lambda scale: scores(layers, scale), gold, scales, advance).scale
             else:
-                cut = choose_cut(scores, gold, tolerance, advance)
+                cut = choose_cut(scores, gold, tolerance, scales, advance)
                 layers, scale = cut.layers, cut.scale
         found = Calibration(
             temperature=fit_temperature(scores(layers, scale), gold), posterior_scale=scale, draw_layers=layers
@@ -177,8 +180,8 @@ class TrainedModel:
         threshold = choose_threshold(after.probabilities, gold, error_rate=error_rate, coverage=coverage)
         return replace(found, threshold=threshold.confidence, target=threshold.target)
 
-    def _has_width(self, predictions: Predictions) -> bool:
-        """Whether a posterior's scale could have changed these: there are several draws, or their spread in closed form."""
+    def _is_spread(self, predictions: Predictions) -> bool:
+        """Whether there are several draws, or their spread in closed form."""
         several = predictions.draws is not None and len(predictions.draws) > 1
         return several or (self.samples > 0 and linearised_posterior(find_any_holder(self.model)) is not None)
 

@@ -25,7 +25,7 @@ from bayeslora.adapter.layer import BayesLoraLinear
 from bayeslora.adapter.versions import raise_versions
 from bayeslora.posterior.kl import KL, KLScaling
 from bayeslora.train.objective import KLWeight
-from bayeslora.train.optimise import parameter_kinds
+from bayeslora.train.optimise import multiplier_of, parameter_kinds
 from bayeslora.train.processes import Processes
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class BayesLoraTrainerMixin(_Base):
             kind_of = {id(p): kinds[name] for name, p in self.model.named_parameters() if name in kinds}
             multipliers = self._multipliers()
             optimiser.param_groups[:] = [
-                {**group, "params": members, "lr": group["lr"] * multipliers.get(kind, 1.0)}
+                {**group, "params": members, "lr": group["lr"] * multiplier_of(kind, multipliers)}
                 for group in optimiser.param_groups
                 for kind in dict.fromkeys(kind_of.values())
                 if (members := [p for p in group["params"] if kind_of[id(p)] == kind])

@@ -75,6 +75,7 @@ def choose_cut(
     scores: Callable[[str, float], ArrayLike],
     labels: ArrayLike,
     tolerance: float,
+    scales: Iterable[float] = DEFAULT_SCALES,
     progress: Callable[[int, int], None] | None = None,
 ) -> CutChoice:
     """The fewest of :data:`CUTS` whose mean NLL, at its own best scale, is within ``tolerance`` of that of all layers.
@@ -83,13 +84,14 @@ def choose_cut(
         scores: log-probabilities ``[N, O]`` of draws that differ in these layers, at a scale.
         labels: ``[N]``.
         tolerance: in nats per question, not below 0.
+        scales: the candidates, all above 0.
         progress: called after each cut with the number done and the number of all.
     """
     if not (is_number(tolerance) and 0 <= tolerance < math.inf):
         raise InputError(f"tolerance is {tolerance!r}; give a finite number of nats, 0 or more")
     choices = {}
     for done, layers in enumerate(reversed(CUTS), start=1):
-        choices[layers] = choose_scale(lambda scale, layers=layers: scores(layers, scale), labels)  # type: ignore[misc]
+        choices[layers] = choose_scale(lambda scale, layers=layers: scores(layers, scale), labels, scales)  # type: ignore[misc]
         if progress is not None:
             progress(done, len(CUTS))
     most = choices["all"].nll + tolerance
