@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     jobs = plan(given)
-    with reporter() as report:
+    with reporter(quiet=False) as report:
         runner = Runner(Settings(given.data_dir, given.device), given.workers, report=report)
         runner.run(jobs)
     done = [(job, RunDirectory(job.path)) for job in jobs if RunDirectory(job.path).result.exists()]

@@ -9,6 +9,7 @@ questions, the same for all seeds.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -49,7 +50,7 @@ def load(study: Path, task: str, methods: Sequence[str]) -> dict[str, list[Evalu
     chosen, seeds = record["chosen_rate_factors"], record["study"]["seeds"]
     found = {}
     for method in methods:
-        factor = chosen.get(f"{task}/{method}", chosen[f"{task}/lora"])
+        factor = chosen.get(f"{task}/{method}") or chosen[f"{task}/lora"]
         runs = [load_evaluated(run_path(study, task, method, factor, seed), seed) for seed in seeds]
         if not all(runs):
             raise InputError(f"{study}: {method} on {task} is not complete; let bayeslora compare end first")
@@ -77,7 +78,7 @@ def draw(found: dict[str, list[Evaluated]], task: str, path: Path) -> None:
     """One line for each method."""
     figure = Figure(figsize=(5.2, 3.6), layout="constrained")
     axis = figure.subplots()
-    for (method, runs), style in zip(found.items(), STYLES, strict=False):
+    for (method, runs), style in zip(found.items(), itertools.cycle(STYLES), strict=False):
         coverage, accuracy = curve(runs)
         axis.plot(100 * coverage, 100 * accuracy, style, markevery=12, markersize=4, label=method)
     axis.set(xlabel="questions answered, the surest first (%)", ylabel="right answers among them (%)", title=task)

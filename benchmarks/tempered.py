@@ -49,7 +49,7 @@ def section(study: Path, record: Mapping[str, Any], task: str) -> dict[str, Any]
     chosen, seeds = record["chosen_rate_factors"], record["study"]["seeds"]
     found = {}
     for method in record["study"]["methods"]:
-        factor = chosen.get(f"{task}/{method}", chosen[f"{task}/lora"])
+        factor = chosen.get(f"{task}/{method}") or chosen[f"{task}/lora"]
         runs = [load_evaluated(run_path(study, task, method, factor, seed), seed) for seed in seeds]
         if all(runs):
             found[method] = {"runs": [tempered(run) for run in runs if run is not None], "ties_best": {}}

@@ -17,7 +17,7 @@ for epoch in range(2):
     for row in rows:
         likelihood = model.train()(**row, labels=row["input_ids"]).loss  # a fresh draw of all weights
         kl = model.kl().total / len(rows)  # at that very draw; the KL counts once per pass over the data
-        (likelihood + kl / row["input_ids"].shape[1]).backward()  # per token, as the likelihood is
+        (likelihood + kl / (row["input_ids"].shape[1] - 1)).backward()  # per label, as the likelihood is
         optimiser.step()
         optimiser.zero_grad()
     print(f"epoch {epoch + 1}: likelihood {likelihood.item():.3f}, KL {kl.item():.1f}")

@@ -70,7 +70,7 @@ def fit(posterior: Posterior, network: FrozenNetwork, x: Tensor, y: Tensor, lr: 
     generator = torch.Generator().manual_seed(0)
     for _ in range(STEPS):
         factors = posterior.draw(1, generator)
-        loss = F.cross_entropy(network(x, factors)[0], y) + weight * posterior.kl(factors).inducing
+        loss = F.cross_entropy(network(x, factors)[0], y) + weight * posterior.kl(factors).total
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

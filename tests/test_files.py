@@ -135,6 +135,17 @@ def test_a_directory_that_holds_something_is_replaced_only_by_force(tmp_path):
         fill(tmp_path / "file", force=True)
 
 
+def test_the_working_directory_does_not_give_way(tmp_path, monkeypatch):
+    """The shell would be left in a directory that is gone."""
+    monkeypatch.chdir(tmp_path)
+    with (
+        pytest.raises(InputError, match=r"\.: is the working directory; choose a directory in it"),
+        new_directory(Path()),
+    ):
+        pytest.fail("begun")
+    assert tmp_path.exists() and not list(tmp_path.iterdir())
+
+
 def test_a_directory_whose_block_fails_is_not_there(tmp_path):
     def fail():
         with new_directory(tmp_path / "b") as directory:

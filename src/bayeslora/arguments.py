@@ -22,6 +22,9 @@ _TYRO_WORDS = {
 _OWN = ("method", "preset", "seed", "start_from", "report_split", "prediction")
 """What a run does not take over from the LoRA it starts from."""
 
+_PAIRED = ("--settings", "--rate-multipliers")
+"""Options whose values are pairs of a name and a value."""
+
 _PEFT_NAMES = {"base_model_name_or_path": "model", "r": "rank", "lora_alpha": "alpha", "target_modules": "targets"}
 """What PEFT's description of an adapter says, and our names of it."""
 
@@ -45,12 +48,37 @@ def with_config(arguments: Sequence[str], known: Sequence[str]) -> list[str]:
         raise InputError("--config needs the path of a JSON file")
     taken = 1 if "=" in words[at] else 2
     path = Path(words[at].partition("=")[2] or words[at + 1])
-    return ["train", *_options(path, known), *words[1:at], *words[at + taken :]]
+    return ["train", *_together(list(_options(path, known)), [*words[1:at], *words[at + taken :]])]
+
+
+def _together(said: list[str], given: list[str]) -> list[str]:
+    """What a file says, then what is given as well. Pairs of one option are put together, or the given would hide all others."""
+    for option in _PAIRED:
+        theirs, mine = _values_at(said, option), _values_at(given, option)
+        if theirs and mine:
+            pairs = {word.partition("=")[0]: word for word in (*said[theirs], *given[mine])}
+            given = [*given[: mine.start], *pairs.values(), *given[mine.stop :]]
+            said = [*said[: theirs.start - 1], *said[theirs.stop :]]
+    return [*said, *given]
+
+
+def _values_at(words: Sequence[str], option: str) -> slice | None:
+    """Where the values of an option are, if it is there."""
+    at = next((k for k, word in enumerate(words) if _name(word) == option), None)
+    if at is None:
+        return None
+    end = next((k for k in range(at + 1, len(words)) if words[k].startswith("--")), len(words))
+    return slice(at + 1, end)
+
+
+def _name(word: str) -> str:
+    """The name of an option, as we write it."""
+    return word.split("=")[0].replace("_", "-")
 
 
 def _options_of_origin(words: Sequence[str], known: Sequence[str]) -> Iterable[str]:
     """What the LoRA to start from says about model, data, shape and training, which the method made from it shares."""
-    at = next((k for k, word in enumerate(words) if word.split("=")[0] == "--start-from"), None)
+    at = next((k for k, word in enumerate(words) if _name(word) == "--start-from"), None)
     if at is None or ("=" not in words[at] and at + 1 == len(words)):
         return ()
     origin = Path(words[at].partition("=")[2] or words[at + 1])

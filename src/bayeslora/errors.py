@@ -10,7 +10,7 @@ class InputError(ValueError):
     """Something given by the user cannot be used; the message says what, what is allowed and what to do."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The tail of an error line that names the closest known name, if one is close."""
-    close = difflib.get_close_matches(name.lower(), list(known), n=1)
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The tail of an error line that names the closest known name, if one is as close as the cutoff asks for."""
+    close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=cutoff)
     return f" (did you mean {close[0]!r}?)" if close else ""

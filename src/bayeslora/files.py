@@ -45,6 +45,9 @@ def new_directory(place: Path, *, force: bool = False) -> Iterator[Path]:
     if place.is_file() or (place.is_dir() and any(place.iterdir()) and not force):
         what = "is a file" if place.is_file() else "is not empty"
         raise InputError(f"{place}: {what}; choose another directory")
+    if place.is_dir() and (place.samefile(Path.cwd()) or os.path.ismount(place)):  # which cannot give way to a new one
+        what = "is a mount point" if os.path.ismount(place) else "is the working directory"
+        raise InputError(f"{place}: {what}; choose a directory in it")
     with _scratch(place) as scratch:
         new, old = scratch / "new", scratch / "old"
         new.mkdir()

@@ -192,6 +192,11 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         (("train", "--batches", "8", "--device", "cpu"), "batches has '8'; give rows times tokens"),
         (("train", "--model", "llama2"), "model is 'llama2'; choose one of tiny"),
         (("train", "--repeats", "0"), "repeats is 0; give at least 1"),
+        (("train", "--depth", "0"), "depth is 0; give at least 1"),
+        (("train", "--inducing", "0"), "inducing is 0; give at least 1"),
+        (("train", "--targets", "nothing", *words), "tiny cannot be adapted at nothing"),
+        (("train", "--methods", "monteclora", *words), "method 'monteclora' is an adapter of PEFT's own"),
+        (words, "there is nothing to measure; choose among train"),
     ):
         assert bayeslora("bench", *wrong) == 2
         assert reason in capsys.readouterr().err

@@ -234,3 +234,9 @@ def test_bodies_that_are_no_questions(url: str, content: bytes, status: int) -> 
     got = httpx.post(f"{url}/v1/choices", content=content, headers={"Content-Type": "application/json"})
     assert got.status_code == status, got.text
     assert got.json()["error"]["message"] and "Traceback" not in got.text
+
+
+@pytest.mark.parametrize("headers", [{"Content-Type": "text/plain"}, {}])
+def test_a_body_that_is_not_said_to_be_json(url: str, headers: dict[str, str]) -> None:
+    got = httpx.post(f"{url}/v1/choices", content=b'{"question": "Q", "choices": ["a", "b"]}', headers=headers)
+    assert got.status_code == 422 and "Content-Type: application/json" in got.json()["error"]["message"]

@@ -76,7 +76,8 @@ def test_a_wider_posterior_needs_an_evaluation_of_its_own(trained: TrainedModel,
     assert not own.as_served and own.metrics == trained.directory.read_result()["metrics"]
     assert later.as_served and later.metrics == pytest.approx(trained.evaluate().metrics())
     assert later.questions == 8 and later.split == "test" and later.risk_coverage != own.risk_coverage
-    assert not evaluate_run(replace(trained, samples=5), "tiny", 16, evaluation).as_served
+    for change in ({"samples": 5}, {"draw_layers": "last:1"}):
+        assert not evaluate_run(replace(trained, **change), "tiny", 16, evaluation).as_served
 
 
 def test_what_is_no_evaluation_of_the_run_is_refused(

@@ -29,6 +29,7 @@ from bayeslora.serve.app import create_app
 from bayeslora.serve.engine import Engine, Question
 from bayeslora.serve.evaluation import POINTS, coverage_curve
 from bayeslora.serve.limits import Limits
+from bayeslora.serve.run import read_token
 from bayeslora.serve.worker import Closed, Job
 from bayeslora.tasks import make_item
 from bayeslora.train.directory import RunDirectory
@@ -400,3 +401,11 @@ def test_other_machines_are_warned_of(
     (tmp_path / "token").write_text("\n")
     assert bayeslora("serve", run, *options, "--token-file", tmp_path / "token") == 2
     assert "is empty; put a token in it" in capsys.readouterr().err
+
+
+def test_white_space_around_a_token_does_not_matter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("sesame\n")
+    monkeypatch.setenv("BAYESLORA_TOKEN", " sesame\n")
+    assert read_token(None) == read_token(tmp_path / "token") == "sesame"
+    monkeypatch.setenv("BAYESLORA_TOKEN", "\n")
+    assert read_token(None) is None

@@ -217,10 +217,11 @@ def test_importing_it_loads_nothing_heavy() -> None:
     [
         always(500, {"error": {"message": "busy"}}),
         always(503, b"<html>no</html>"),
+        always(429, {"error": {"message": "too many requests"}}),
         lambda number, request, reply: None,
         slow(0.6),
     ],
-    ids=["500", "503", "hang up", "slow"],
+    ids=["500", "503", "429", "hang up", "slow"],
 )
 def test_what_passes_is_tried_again(trouble: Trouble, url: str, export: Path, completions: Completions) -> None:
     model = found_way(url, export, completions, workers=1)

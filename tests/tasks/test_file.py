@@ -10,6 +10,7 @@ import pytest
 from bayeslora.errors import InputError
 from bayeslora.tasks import Item, Prompt, load_task, make_item, read_items, require_gold
 from bayeslora.tasks.file import read_own
+from bayeslora.tasks.rows import Malformed
 
 from .cases import own_row, write_lines
 
@@ -87,6 +88,17 @@ def test_malformed_lines_name_file_and_line(tmp_path: Path, row: Any, message: s
     path = write_lines(tmp_path / "mine.jsonl", [Q, "", row])
     assert failure(lambda: read_items(path)).startswith(f"{path}, line 3: {message}")
     assert failure(lambda: load_task(path).test).startswith(f"{path}, line 3: {message}")
+
+
+@pytest.mark.parametrize("name", ["qid", "uid", "idx", "_id", "pages", "message", "source", "label_names"])
+def test_other_fields_are_of_no_concern(name: str) -> None:
+    assert read_own(Q | {"answer": "A", name: "anything"}).item.gold == 0
+
+
+@pytest.mark.parametrize("name, meant", [("pasage", "passage"), ("label", "labels")])
+def test_fields_that_may_be_missing_are_taken_for_misspelt_if_they_are_very_close(name: str, meant: str) -> None:
+    with pytest.raises(Malformed, match=rf"unknown field.*{name}.*did you mean '{meant}'"):
+        read_own(Q | {"answer": "A", name: ["x", "y", "z"]})
 
 
 def test_many_choices_with_labels() -> None:

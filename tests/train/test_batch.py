@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,13 @@ def test_it_goes_on_where_it_was_interrupted(
         torn.write('{"line": 5, "id": "q')
     assert bayeslora(*words, out, "--samples", "1") == 2
     assert "holds answers that were made otherwise; remove it, or use --force" in capsys.readouterr().err
+    calibration, times = trained / "adapter" / "calibration.json", (file.stat().st_atime_ns, file.stat().st_mtime_ns)
+    calibration.write_text('{"temperature": 2.0}')
+    assert bayeslora(*words, out) == 2 and "made otherwise" in capsys.readouterr().err
+    calibration.unlink()
+    os.utime(file)
+    assert bayeslora(*words, out) == 2 and "made otherwise" in capsys.readouterr().err
+    os.utime(file, ns=times)
     asked.extend([0, 0, 0])
     assert bayeslora(*words, out) == 1  # a line failed, in the first part
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()

@@ -211,6 +211,13 @@ def test_a_bare_question_is_asked_as_it_stands(trained: Path, capsys: pytest.Cap
     assert "a bare question has no passage" in refusal(capsys)
 
 
+def test_a_bare_question_in_python(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = load_run(trained)
+    assert model.ask(*ASK, bare=True).probabilities != model.ask(*ASK).probabilities
+    told = answer(capsys, trained, *WORDS, "--bare")
+    assert told["probabilities"] == pytest.approx(model.ask(*ASK, bare=True).probabilities)
+
+
 def test_the_passage_and_the_order_of_choices_are_read(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = answer(capsys, trained, *WORDS)
     about = answer(capsys, trained, *WORDS, "--passage", "Three is an odd number.")

@@ -127,6 +127,16 @@ def test_as_long_as_nothing_is_feasible_feasibility_alone_counts():
     np.testing.assert_allclose(acquire(torch.as_tensor(x)[:, None]).detach().numpy(), expected, rtol=1e-4)
 
 
+@pytest.mark.parametrize("failed", [0, 3])
+@pytest.mark.parametrize("feasibility", ["mc", "pof"])
+def test_a_batch_that_looks_for_feasible_settings_looks_in_several_places(feasibility, failed):
+    known = with_failures(history(shift=2.0), np.arange(9) < failed)
+    assert not known.feasible.any()
+    points = propose(known, 4, feasibility, seed=0)
+    apart = np.linalg.norm(points[:, None] - points[None], axis=-1)[~np.eye(4, dtype=bool)]
+    assert apart.min() > 0.02
+
+
 def test_the_model_learns_where_trials_fail():
     known = history(12)
     failed = known.x[:, 0] < 0.4

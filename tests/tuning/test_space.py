@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from bayeslora.errors import InputError
-from bayeslora.train import RunConfig
+from bayeslora.train import RunConfig, TrainingConfig
 from bayeslora.tuning.config import Tuning
 from bayeslora.tuning.constraints import Constraint, parse_constraint
 from bayeslora.tuning.space import Axis, Space, parse_axis
@@ -14,8 +16,8 @@ from bayeslora.tuning.space import Axis, Space, parse_axis
 RUN = RunConfig(model="smollm2", task="urns")
 
 
-def space(*texts: str, method: str = "bayesian-lora") -> Space:
-    return Space([parse_axis(text) for text in texts], RunConfig(model="smollm2", task="urns", method=method))
+def space(*texts: str, method: str = "bayesian-lora", **more: Any) -> Space:
+    return Space([parse_axis(text) for text in texts], RunConfig(model="smollm2", task="urns", method=method, **more))
 
 
 def test_axes_from_words():
@@ -50,6 +52,15 @@ def test_any_number_of_a_run_can_be_searched():
     assert config.training.rate_multipliers["points"] == 20.0  # the method's others stay
     np.testing.assert_allclose(wanted.point(values), [0.5, 0.5, 1.0, 0.0], atol=1e-12)
     assert isinstance(space("settings.flow_depth=0:3").values([0.5])["settings.flow_depth"], int)
+
+
+def test_whether_a_setting_is_whole_is_not_a_matter_of_its_present_value():
+    """One that nothing is said of until the rank is known is a whole number, and a multiplier of 1 is none."""
+    assert space("settings.inducing_rows=4:32").values([0.33])["settings.inducing_rows"] == 13
+    given = TrainingConfig(rate_multipliers={"flow": 1})
+    assert space("rate_multipliers.flow=0.1:2", training=given).values([0.25])[
+        "rate_multipliers.flow"
+    ] == pytest.approx(0.575)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 pytest.importorskip("botorch")
 
 from bayeslora.errors import InputError
+from bayeslora.report.page import make_report
 from bayeslora.studies import pool
 from bayeslora.train import AdapterConfig, TrainingConfig, resolve, train
 from bayeslora.train.config import from_dict, to_dict
@@ -233,6 +235,31 @@ def test_workers_find_what_one_process_finds(done, tmp_path):
     for mine, other in zip(ours[:3], theirs[:3], strict=True):
         assert mine["values"] == other["values"] and mine["outcomes"] == pytest.approx(other["outcomes"], abs=1e-5)
     assert all(trial["state"] == "done" for trial in ours)
+
+
+def test_the_run_that_was_chosen_before_gives_way_to_another(done, tmp_path):
+    """The page shows no figures of a run that is not the choice."""
+    out = Path(shutil.copytree(done, tmp_path / "search"))
+    tuned = tune(tuning(), out, apply=True)
+    other = next(trial for trial in tuned.outcome.trials if trial.outcomes and trial.number != tuned.outcome.chosen)
+    shutil.rmtree(out / "chosen")
+    train(replace(from_dict(read_json(other.path(out) / "config.json")), report_split="test"), out / "chosen")
+    page = make_report(out).read_text(encoding="utf-8")
+    assert "has chosen another run since" in page
+    again = tune(tuning(), out, apply=True)
+    assert again.applied["config"] == tuned.applied["config"] == read_json(out / "chosen" / "config.json")
+    assert "has chosen another run since" not in make_report(out).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"training": {"learning_rate": 0.5}}, {"method": "checkpoint-ensemble", "preset": "cyclic"}]
+)
+def test_the_lora_of_constraints_learns_at_its_own_rate(changes, tmp_path):
+    given = tuning(search=("label_smoothing=0:0.1",), trials=2, start=2, q=1)
+    training = replace(given.run.training, **changes.pop("training", {}))
+    tune(replace(given, run=replace(given.run, training=training, **changes)), tmp_path / "out")
+    config = read_json(tmp_path / "out" / "baseline" / "config.json")
+    assert (config["method"], config["preset"], config["training"]["learning_rate"]) == ("lora", "default", 7e-4)
 
 
 def test_more_trials_extend_a_search(done, tmp_path):

@@ -55,9 +55,9 @@ class BenchConfig:
             raise InputError(
                 f"model is {self.model!r}; choose one of {', '.join(SHAPES)}{did_you_mean(self.model, SHAPES)}"
             )
-        for name in ("rank", "repeats", "questions", "new_tokens"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; give at least 1")
+        for name in ("rank", "repeats", "questions", "new_tokens", "depth", "inducing"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise InputError(f"{name} is {value}; give at least 1")
         if self.warmup < 0:
             raise InputError(f"warmup is {self.warmup}; give 0 or more")
         if any(count < 1 for count in self.samples) or not self.samples:

@@ -37,6 +37,8 @@ def bench(
     report: Reporter | None = None,
 ) -> Benchmark:
     """Measure; the record is written to ``out`` if given."""
+    if not what:
+        raise InputError(f"there is nothing to measure; choose among {', '.join(MEASURES)}")
     for name in what:
         if name not in MEASURES:
             raise InputError(f"cannot measure {name!r}; choose among {', '.join(MEASURES)}")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bayeslora.adapter import BayesLoraConfig, find_holder
 from bayeslora.bench.config import LORA, BenchConfig
 from bayeslora.bench.shapes import build_model, quantise, twin
+from bayeslora.errors import InputError
 from bayeslora.methods import find_method
 from bayeslora.models.device import resolve_device, resolve_dtype
 
@@ -38,6 +39,8 @@ class Subjects:
             )
         else:
             method = find_method(name)
+            if method.foreign() is not None:
+                raise InputError(f"method {name!r} is an adapter of PEFT's own, which is not timed here; leave it out")
             settings = dict(method.presets["default"].settings)
             if method.posterior == "inducing" and config.inducing is not None:
                 settings |= {"inducing_rows": config.inducing, "inducing_cols": config.inducing}
@@ -51,7 +54,10 @@ class Subjects:
             )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # tied heads
-            model: Any = get_peft_model(twin(self._base), peft_config)
+            try:
+                model: Any = get_peft_model(twin(self._base), peft_config)
+            except ValueError as error:
+                raise InputError(f"{config.model} cannot be adapted at {', '.join(targets)}: {error}") from error
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         return model

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import UseAppendAction
 
-from bayeslora.cli.common import OfRun
+from bayeslora.cli.common import OfDraws
 from bayeslora.errors import InputError
 from bayeslora.train.errors import RunsFailed
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predict(OfRun):
+class Predict(OfDraws):
     """Probabilities over the choices of a question, and whether the model is sure enough to answer."""
 
     question: str | None = None
@@ -83,6 +83,7 @@ class Predict(OfRun):
         from bayeslora.tasks.file import check_file
         from bayeslora.train.answer_file import AnswerFile
         from bayeslora.train.batch import CHUNK, answer_file
+        from bayeslora.train.directory import RunDirectory
 
         source = source.expanduser()
         check_file(source)
@@ -92,7 +93,9 @@ class Predict(OfRun):
         else:
             settings = {
                 "input": str(source),
+                "input_state": _state_of(source),
                 "run": str(self.directory),
+                "run_state": RunDirectory(self.directory).fingerprint(),
                 "samples": self.samples,
                 "draw_layers": self.draw_layers,
                 "level": self.level,
@@ -109,8 +112,14 @@ class Predict(OfRun):
             raise RunsFailed(f"{source}: {failed} of {done} lines could not be answered; their answers say why")
 
 
+def _state_of(path: Path) -> list[int]:
+    """What changes with a file's content."""
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns]
+
+
 @dataclass(frozen=True, kw_only=True)
-class Generate(OfRun):
+class Generate(OfDraws):
     """Continue a text with words from the average of the draws, and say how sure the model is of them."""
 
     prompt: str

@@ -11,12 +11,12 @@ from typing import Annotated
 import tyro
 from tyro.conf import Positional
 
-from bayeslora.cli.common import OfRun
+from bayeslora.cli.common import OfDraws, OfRun
 from bayeslora.progress import reporter
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export(OfRun):
+class Export(OfDraws):
     """Write draws of a run as ordinary LoRA adapters, for vLLM, SGLang or PEFT without this package."""
 
     out: Path
@@ -57,8 +57,10 @@ class Merge(OfRun):
     def run(self) -> None:
         """Merge, with where it is on stdout."""
         from bayeslora.serving.export import merge_run
+        from bayeslora.train.trained import load_run
 
-        with self.loaded(raw=True) as trained:
+        with reporter(quiet=self.quiet) as report:
+            trained = load_run(self.directory, device=self.device, raw=True, report=report)
             place = merge_run(trained, self.out)
         print(json.dumps({"directory": str(place)}) if self.json else f"{place}: the merged model")
 

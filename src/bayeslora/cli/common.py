@@ -37,13 +37,19 @@ class Told:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed(Told):
+class OnDevice(Told):
+    """Where a verb computes."""
+
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N or mps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed(OnDevice):
     """Where a verb finds things."""
 
     data_dir: Path | None = None
     """Local copies of the benchmarks; without it they are read from the hub."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:N or mps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +63,17 @@ class OfManyRuns(Placed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfRun(Placed):
+class OfRun(OnDevice):
     """What verbs on a trained run have in common."""
 
     directory: Annotated[Positional[Path], tyro.conf.arg(metavar="DIR")]
     """Directory of the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfDraws(OfRun):
+    """What those have in common that predict."""
+
     samples: int | None = None
     """Weight draws whose probabilities are averaged; the run's own number by default, 0 for the posterior mean."""
     draw_layers: str | None = None

@@ -9,7 +9,7 @@ from typing import Literal
 
 from tyro.conf import OmitArgPrefixes
 
-from bayeslora.cli.common import OfManyRuns, OfRun, Placed, Told, print_metrics
+from bayeslora.cli.common import OfDraws, OfManyRuns, Placed, Told, print_metrics
 from bayeslora.errors import InputError
 from bayeslora.progress import reporter
 from bayeslora.studies.comparison import Comparison
@@ -70,7 +70,7 @@ class Train(Placed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(OfRun):
+class Evaluate(OfDraws, Placed):
     """Metrics of a trained run on any task, the one it was trained on or another."""
 
     task: str | None = None
@@ -102,7 +102,7 @@ class Evaluate(OfRun):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calibrate(OfRun):
+class Calibrate(OfDraws, Placed):
     """Choose temperature, posterior scale and decision threshold on held-out data, and keep them with the adapter."""
 
     task: str | None = None

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from tyro.conf import OmitArgPrefixes
 
-from bayeslora.cli.common import OfRun
+from bayeslora.cli.common import OfDraws
 from bayeslora.errors import InputError
 from bayeslora.serve.limits import Limits
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serve(OfRun):
+class Serve(OfDraws):
     """Answer over HTTP: probabilities over choices, and OpenAI-style text with its uncertainty.
 
     curl http://127.0.0.1:8000/v1/choices -H 'Content-Type: application/json'

@@ -87,7 +87,7 @@ def install_handlers(app: FastAPI) -> None:
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return JSONResponse(_validation_body(error.errors()), 422)
+        return JSONResponse(_validation_body(error.errors(), request.headers.get("content-type", "")), 422)
 
     async def routed(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
@@ -100,9 +100,12 @@ def install_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, routed)
 
 
-def _validation_body(errors: Sequence[Any]) -> dict[str, Any]:
+def _validation_body(errors: Sequence[Any], content_type: str) -> dict[str, Any]:
     """The first mistake; the others are often its consequences."""
     first = errors[0]
+    if tuple(first["loc"]) == ("body",) and "json" not in content_type:
+        given = f"it is {content_type[:SHOWN]!r}" if content_type else "there is none"
+        return error_body(422, f"give the header Content-Type: application/json; {given}", code=first["type"])
     if first["type"] == "json_invalid":
         return error_body(422, f"the body is no valid JSON: {first['ctx']['error']}", code="json_invalid")
     place = ".".join(str(part) for part in first["loc"] if part != "body")

@@ -113,7 +113,8 @@ def _of_evaluation(trained: TrainedModel, place: RunDirectory) -> Measured:
             f"{place.path}: is no evaluation of {trained.directory.path}; make one with bayeslora evaluate --out"
         )
     served = {name: getattr(trained.calibration, name) for name in known}
-    return Measured(result, _read(place), served == known and result["samples"] == trained.samples)
+    drawn = (result["samples"], result.get("draw_layers", "all")) == (trained.samples, trained.draw_layers)
+    return Measured(result, _read(place), served == known and drawn)
 
 
 def _spans(intervals: Mapping[str, Mapping[str, float]] | None) -> dict[str, Span] | None:

@@ -26,7 +26,7 @@ CONNECTIONS = 1024
 def read_token(file: Path | None) -> str | None:
     """The bearer token: from the file, or else from the environment; nothing if there is neither."""
     if file is None:
-        return os.environ.get(TOKEN_VARIABLE) or None
+        return os.environ.get(TOKEN_VARIABLE, "").strip() or None
     try:
         token = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -21,6 +21,9 @@ RESPONSE_BYTES = 64 * 2**20
 BACKOFF_SECONDS = 0.5
 """Before the first repetition; doubled for each further one."""
 
+BUSY = (408, 425, 429)
+"""What a server says that would answer a little later."""
+
 ADVICE = {
     401: "give the server's key as api_key",
     403: "give the server's key as api_key",
@@ -178,7 +181,7 @@ def _http_failure(error: urllib.error.HTTPError) -> Exception:
     if 300 <= error.code < 400:
         said = f"it has moved to {error.headers.get('Location')}; give that url"
     text = f"HTTP {error.code} {error.reason}" + (f": {said}" if said else "")
-    if error.code >= 500:
+    if error.code >= 500 or error.code in BUSY:
         return _Passing(text)
     return Refused(error.code, f"{text}; {ADVICE[error.code]}" if error.code in ADVICE else text)
 

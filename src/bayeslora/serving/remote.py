@@ -65,9 +65,11 @@ class RemoteModel:
             tokenizer = load_tokenizer(self.manifest.base_model, revision=self.manifest.revision)
         self.tokenizer = tokenizer
 
-    def ask(self, question: str, choices: Sequence[str], passage: str = "", level: float = 0.9) -> Answer:
-        """Answer one question; ``level`` is that of the prediction set."""
-        return self.answers(self.predict([make_item(question, choices, passage)]), level)[0]
+    def ask(
+        self, question: str, choices: Sequence[str], passage: str = "", level: float = 0.9, *, bare: bool = False
+    ) -> Answer:
+        """Answer one question; ``level`` is that of the prediction set, and a ``bare`` question is asked as it stands."""
+        return self.answers(self.predict([make_item(question, choices, passage, bare=bare)]), level)[0]
 
     def answers(self, predictions: Predictions, level: float = 0.9) -> list[Answer]:
         """Predictions as answers, one by one, with prediction sets of this level if the run is calibrated."""

@@ -123,10 +123,13 @@ def _divide_file(path: Path, split: SplitName) -> Split:
 
 
 def _check_fields(values: Mapping[str, Any]) -> None:
-    """Refuse a field that looks like a misspelt one; others are of no concern."""
-    missing = [name for name in FIELDS if name not in values]
+    """Refuse a field that looks like a misspelt one, more readily if that is missed; others are of no concern."""
+    missed = [name for name in ("question", "choices", "answer") if name not in values]
+    others = [name for name in ("labels", "passage") if name not in values]
     for name in values:
-        hint = "" if name in FIELDS else did_you_mean(name, missing)
+        if name in FIELDS:
+            continue
+        hint = did_you_mean(name, missed) or did_you_mean(name, others, cutoff=0.85)
         if hint:
             raise Malformed("unknown field", f"{name!r}{hint}")
 

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -127,6 +128,14 @@ class RunDirectory:
     def read_result(self) -> dict[str, Any]:
         """The result of a run that is done."""
         return _read_json(self.result, "the run is not done; give the same command again to go on with it")
+
+    def fingerprint(self) -> str:
+        """Tells what predictions of the run depend on: its result, which is made anew with it, and its calibration."""
+        digest = hashlib.sha256()
+        for path in (self.result, self.calibration):
+            digest.update(path.read_bytes() if path.exists() else b"")
+            digest.update(b"|")
+        return digest.hexdigest()
 
     def _require_same(self, config: Mapping[str, Any]) -> None:
         lines = differences(config, self.read_config())

@@ -63,9 +63,11 @@ class TrainedModel:
     calibration: Calibration
     report: Reporter = field(default_factory=Silent)
 
-    def ask(self, question: str, choices: Sequence[str], passage: str = "", level: float = 0.9) -> Answer:
-        """Answer one question; ``level`` is that of the prediction set."""
-        return self.answers(self.predict([make_item(question, choices, passage)]), level)[0]
+    def ask(
+        self, question: str, choices: Sequence[str], passage: str = "", level: float = 0.9, *, bare: bool = False
+    ) -> Answer:
+        """Answer one question; ``level`` is that of the prediction set, and a ``bare`` question is asked as it stands."""
+        return self.answers(self.predict([make_item(question, choices, passage, bare=bare)]), level)[0]
 
     def predict(self, items: Sequence[Item]) -> Predictions:
         """Predictions of many questions, in their order."""

@@ -158,7 +158,13 @@ class FeasibilityOnly(AcquisitionFunction):
     def __init__(self, model: SingleTaskGP | ModelListGP, constraints: list[int]) -> None:
         super().__init__(model)
         self.constraints = constraints
-        self.X_pending = None  # a point that is chosen already changes no other's feasibility
+        self.X_pending = None
+        self._before = model
+
+    def set_X_pending(self, X_pending: Tensor | None = None) -> None:
+        """Points that are chosen already: as if they had come out as expected, so that there is less to hope for near them."""
+        super().set_X_pending(X_pending)
+        self.model = self._before if X_pending is None else _as_expected(self._before, X_pending)
 
     @t_batch_mode_transform()
     def forward(self, X: Tensor) -> Tensor:
@@ -166,6 +172,14 @@ class FeasibilityOnly(AcquisitionFunction):
         posterior = self.model.posterior(X)
         mean, sd = (it[..., self.constraints] for it in (posterior.mean, posterior.variance.clamp_min(1e-12).sqrt()))
         return torch.special.log_ndtr(-mean / sd).sum((-1, -2)).exp()
+
+
+@torch.no_grad()
+def _as_expected(model: SingleTaskGP | ModelListGP, x: Tensor) -> SingleTaskGP | ModelListGP:
+    """The model if these points had come out as it expects them to."""
+    if isinstance(model, ModelListGP):
+        return ModelListGP(*(_as_expected(part, x) for part in model.models))
+    return model.condition_on_observations(x, model.posterior(x).mean)
 
 
 class FeasibilityWeighted(AcquisitionFunction):

@@ -105,19 +105,17 @@ def _is_whole(name: str, run: RunConfig) -> bool:
         return int in _kinds()[name]
     if mapping not in _MAPPINGS:
         raise InputError(f"search names {name!r}; before the point there may be {' or '.join(_MAPPINGS)}")
-    known_values: Mapping[str, Any] = getattr(getattr(resolve(run), _MAPPINGS[mapping]), mapping)
-    if mapping == "settings" and not _is_number(known_values.get(key)):
-        numbers = [it for it, value in known_values.items() if _is_number(value)]
-        hint = did_you_mean(key, numbers)
+    if mapping == "rate_multipliers":
+        return False
+    from bayeslora.methods import find_method
+
+    numbers = dict(_numbers_of(find_method(run.method).distribution().config_class))
+    if key not in numbers:
         raise InputError(
-            f"search names {name!r}{hint}; numbers among the settings of method {run.method!r} are "
+            f"search names {name!r}{did_you_mean(key, numbers)}; numbers among the settings of method {run.method!r} are "
             f"{', '.join(numbers) or 'none'}"
         )
-    return isinstance(known_values.get(key), int)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return int in numbers[key]
 
 
 def _parts() -> dict[str, str]:
@@ -133,10 +131,14 @@ def _numbers() -> Iterator[tuple[str, str, tuple[Any, ...]]]:
     """Part, name and types of every field that holds a number, or nothing until the preset fills it in."""
     for part in fields(RunConfig):
         kind: Any = part.default_factory
-        if not is_dataclass(kind):
-            continue
-        hints = get_type_hints(kind)
-        for field in fields(kind):
-            kinds = get_args(hints[field.name]) or (hints[field.name],)
-            if set(kinds) <= {int, float, type(None)}:
-                yield part.name, field.name, kinds
+        if is_dataclass(kind):
+            yield from ((part.name, name, kinds) for name, kinds in _numbers_of(kind))
+
+
+def _numbers_of(kind: Any) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Name and types of every field of a dataclass that holds a number."""
+    hints = get_type_hints(kind)
+    for field in fields(kind):
+        kinds = get_args(hints[field.name]) or (hints[field.name],)
+        if set(kinds) <= {int, float, type(None)}:
+            yield field.name, kinds

@@ -108,7 +108,9 @@ def tune(
         config, applied = chosen_run(outcome, space), None
         if apply and config is not None:
             place.report.say("the chosen run, for the test split:")
-            applied = search.train(config, out / "chosen")
+            chosen = RunDirectory(out / "chosen")  # another one, if the search was longer since
+            stale = chosen.config.exists() and chosen.read_config() != to_dict(config)
+            applied = search.train(config, chosen.path, force=stale)
     return Tuned(outcome, describe(outcome), applied)
 
 
@@ -129,11 +131,11 @@ class _Search:
                 return outcome
             self.log.plan(new)
 
-    def train(self, config: RunConfig, path: Path) -> dict[str, Any]:
+    def train(self, config: RunConfig, path: Path, *, force: bool = False) -> dict[str, Any]:
         """One run in this process, with the base model that is loaded already."""
-        if self.place.loaded is None and not RunDirectory(path).result.exists():
+        if self.place.loaded is None and (force or not RunDirectory(path).result.exists()):
             self.place = replace(self.place, loaded=load_base(config, self.place.device))
-        return train(config, path, self.place)
+        return train(config, path, self.place, force=force)
 
     def _baseline(self) -> dict[str, float]:
         """LoRA with the settings that are not searched, at its own learning rate, if a constraint asks for it."""
@@ -143,9 +145,10 @@ class _Search:
         config = replace(
             run,
             method=BASELINE,
+            preset=run.preset if run.preset in find_method(BASELINE).presets else "default",
             start_from=(),
             adapter=replace(run.adapter, settings={}, stochastic_layers="all"),
-            training=replace(run.training, rate_multipliers=None, optimiser=None),
+            training=replace(run.training, learning_rate=None, rate_multipliers=None, optimiser=None),
         )
         self.report.say("LoRA, which constraints are relative to:")
         return outcomes_of(self.train(config, self.out / "baseline"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from bayeslora.report.page.study import failures_section, runs_section
 from bayeslora.report.page.wording import card, metrics_table
 from bayeslora.report.pareto import draw_pareto
 from bayeslora.studies.study import task_name
-from bayeslora.train.config import RunConfig, from_dict, to_dict
+from bayeslora.train.config import RunConfig, from_dict, saved_run, to_dict
 from bayeslora.train.directory import RunDirectory
 from bayeslora.tuning.config import Tuning
 from bayeslora.tuning.log import Trial
-from bayeslora.tuning.outcome import SHOWN, Outcome, front_points, metric_bounds, verdict
+from bayeslora.tuning.outcome import SHOWN, Outcome, chosen_run, front_points, metric_bounds, verdict
+from bayeslora.tuning.space import Space
 
 
 def search_report(directory: Path, out: Path) -> Report:
@@ -50,9 +52,9 @@ def _report(directory: Path, outcome: Outcome, summary: Mapping[str, Any], out: 
         [
             _chosen(outcome),
             _front(outcome),
-            _applied(directory),
+            _applied(directory, outcome),
             Section("Trials", [_trials(outcome)]),
-            failures_section(failures, []),
+            failures_section(failures, [], "they are not tried again, and the search keeps away from them"),
             runs_section(runs, out),
             settings_section(summary["study"], usual, ("run.model", "run.task", "run.method")),
             environment_section(summary["environment"], {}),
@@ -113,13 +115,17 @@ def _trials(outcome: Outcome) -> Plain:
     return Plain("trials", head, rows, caption, numeric, marked)
 
 
-def _applied(directory: Path) -> Section:
-    """The chosen run on the test split, if it was made."""
+def _applied(directory: Path, outcome: Outcome) -> Section:
+    """The chosen run on the test split, if it was made; a search that was longer since may have chosen another."""
     path = RunDirectory(directory / "chosen").result
-    if not path.exists():
+    chosen = chosen_run(outcome, Space(outcome.tuning.axes, replace(outcome.tuning.run, report_split="validation")))
+    if chosen is None or not path.exists():
         return Section("Chosen run, test split", [])
     result = read_record(path)
     with checking(path):
+        if saved_run(result["config"]) != chosen:
+            told = "The search has chosen another run since the one that was trained; tune --apply trains it."
+            return Section("Chosen run, test split", [Note(told)])
         intervals = {name: (float(it["low"]), float(it["high"])) for name, it in result["intervals"].items()}
         table = metrics_table(
             numbers(result["metrics"]), intervals, "The chosen run, trained and evaluated on the test split."

@@ -118,14 +118,14 @@ def runs_section(places: Mapping[str, Path], out: Path) -> Section:
     return Section("Reports of single runs", [Links(links)] if links else [])
 
 
-def failures_section(failures: Mapping[str, Any], gaps: Sequence[str]) -> Section:
-    """Runs that failed, and what is missing for other reasons."""
+def failures_section(
+    failures: Mapping[str, Any], gaps: Sequence[str], then: str = "the same command tries them again"
+) -> Section:
+    """Runs that failed and what becomes of them ``then``, and what is missing for other reasons."""
     blocks: list[Block] = []
     if failures:
         rows = [[str(what), str(why)] for what, why in failures.items()]
-        blocks.append(
-            Plain("failures", ["run", "why"], rows, f"{len(rows)} failed; the same command tries them again.")
-        )
+        blocks.append(Plain("failures", ["run", "why"], rows, f"{len(rows)} failed; {then}."))
     if gaps:
         blocks.append(Note(f"Without a result: {'; '.join(gaps)}.", warning=True))
     return Section("Failures and gaps", blocks)
