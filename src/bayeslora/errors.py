@@ -14,3 +14,9 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """The tail of an error line that names the closest known name, if one is as close as the cutoff asks for."""
     close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=cutoff)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def first_line(error: BaseException) -> str:
+    """An exception's message up to its first line break."""
+    lines = str(error).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__

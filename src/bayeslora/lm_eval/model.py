@@ -24,8 +24,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bayeslora.adapter import BayesLoraConfig, find_holder
-from bayeslora.errors import InputError
-from bayeslora.models.failures import first_line
+from bayeslora.errors import InputError, first_line
 from bayeslora.models.locate import locate
 from bayeslora.posterior import LaplacePosterior
 from bayeslora.predict.mc import average_draws, averaging

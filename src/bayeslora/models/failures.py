@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from bayeslora.errors import InputError
+from bayeslora.errors import InputError, first_line
 
 
 def hub_failure(name: str, revision: str | None, error: BaseException) -> InputError | None:
@@ -62,12 +62,6 @@ def damaged_weights(name: str, directory: Path | None, error: BaseException) -> 
             break
     hint = "get the file again" if directory else "remove the model from the cache (`hf cache rm`) and load it again"
     return InputError(f"{name}: {what} is damaged or incomplete ({first_line(error)}); {hint}")
-
-
-def first_line(error: BaseException) -> str:
-    """An exception's message up to its first line break."""
-    lines = str(error).strip().splitlines()
-    return lines[0].strip() if lines else type(error).__name__
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bayeslora.errors import InputError
+from bayeslora.errors import InputError, first_line
 from bayeslora.models.device import resolve_device, resolve_dtype
-from bayeslora.models.failures import damaged_weights, first_line, hub_failure, remote_code_failure
+from bayeslora.models.failures import damaged_weights, hub_failure, remote_code_failure
 from bayeslora.models.locate import locate
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ import importlib
 import importlib.util
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from bayeslora.errors import InputError, did_you_mean
+from bayeslora.errors import InputError, did_you_mean, first_line
 from bayeslora.tasks.rows import Row
 
 SUFFIXES = (".jsonl.gz", ".jsonl")
@@ -70,9 +70,9 @@ def check_data_dir(data_dir: Path) -> Path:
     return path
 
 
-def find_file(stem: Path) -> Path | None:
+def find_file(stem: Path, suffixes: Sequence[str] = SUFFIXES) -> Path | None:
     """The file with this name and one of the known suffixes."""
-    return next((path for suffix in SUFFIXES if (path := stem.with_name(stem.name + suffix)).is_file()), None)
+    return next((path for suffix in suffixes if (path := stem.with_name(stem.name + suffix)).is_file()), None)
 
 
 def read_json_lines(path: Path) -> list[Row]:
@@ -98,11 +98,6 @@ def all_lines(path: Path) -> Iterator[str]:
         raise InputError(f"{path}: is not UTF-8 ({error.reason}); save it as UTF-8") from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); check the file and its permissions") from error
-
-
-def first_line(error: BaseException) -> str:
-    """An exception's message up to its first line break."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _open(path: Path) -> IO[str]:

@@ -17,7 +17,7 @@ from bayeslora.errors import InputError
 from bayeslora.tasks.base import SplitName, Splits
 from bayeslora.tasks.encode import beginning_ids
 from bayeslora.tasks.file import SHARES
-from bayeslora.tasks.sources import HubPlace, Source, all_lines, check_data_dir, read_source
+from bayeslora.tasks.sources import HubPlace, Source, all_lines, check_data_dir, find_file, read_source
 from bayeslora.tasks.tokens import EncodedText
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def wikitext2_task(data_dir: Path | None) -> TextTask:
 
 def is_text(path: Path) -> bool:
     """Whether a path is named as a file of text is, or is a directory that holds parts of one."""
-    return path.name.endswith(SUFFIXES) or any(_find(path / split) for split in SHARES)
+    return path.name.endswith(SUFFIXES) or any(find_file(path / split, SUFFIXES) for split in SHARES)
 
 
 def text_task(path: Path) -> TextTask:
@@ -90,14 +90,10 @@ def text_task(path: Path) -> TextTask:
     return TextTask(str(path), f"own text in {path}", lambda split: _divide(path, split))
 
 
-def _find(stem: Path) -> Path | None:
-    return next((path for suffix in SUFFIXES if (path := stem.with_name(stem.name + suffix)).is_file()), None)
-
-
 def _read(source: Source, data_dir: Path | None) -> str:
     if data_dir is None:
         return "".join(row.values["text"] for row in read_source(source, None, _hub_line))
-    path = _find(data_dir / source.file)
+    path = find_file(data_dir / source.file, SUFFIXES)
     if path is None:
         names = " or ".join(source.file + suffix for suffix in SUFFIXES)
         raise InputError(f"{data_dir}: has no {names}; pass the directory that holds it as --data-dir")
@@ -110,7 +106,7 @@ def _hub_line(row: Mapping[str, Any], place: HubPlace) -> dict[str, Any]:
 
 
 def _read_part(directory: Path, split: SplitName) -> str:
-    path = _find(directory / split)
+    path = find_file(directory / split, SUFFIXES)
     if path is None:
         raise InputError(f"{directory}: has no {split}.txt (or .txt.gz); add it, or use another split")
     return _whole(path)
