@@ -24,6 +24,7 @@ from bayeslora.progress import reporter
 from bayeslora.studies.plan import Job
 from bayeslora.studies.pool import Settings
 from bayeslora.studies.runner import Runner
+from bayeslora.studies.study import task_name
 from bayeslora.train.config import RunConfig, resolve
 from bayeslora.train.directory import RunDirectory
 
@@ -45,7 +46,9 @@ def plan(given: argparse.Namespace) -> list[Job]:
         for task in given.tasks:
             config = configured([*shlex.split(given.common), "--task", task, *shlex.split(words)])
             jobs += [
-                Job(resolve(replace(config, seed=seed)), given.runs / task / name / f"seed-{seed}", name=name)
+                Job(
+                    resolve(replace(config, seed=seed)), given.runs / task_name(task) / name / f"seed-{seed}", name=name
+                )
                 for seed in given.seeds
             ]
     return jobs
@@ -85,7 +88,7 @@ def main() -> None:
         "schema": 1,
         "split": "validation",
         "common": given.common,
-        "variants": dict(text.split(":", 1) for text in given.variant),
+        "variants": {name: words.strip() for name, _, words in (text.partition(":") for text in given.variant)},
         "rows": [row(job, result) for job, result in results],
         "failures": runner.failures,
         "environment": results[0][1]["environment"] if results else None,
