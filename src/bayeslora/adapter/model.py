@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -166,13 +166,14 @@ class BayesLoraModel(BaseTuner):
         layers are meant; the configuration does.
         """
         self._new_holder = getattr(model, ATTRIBUTE, None) or PosteriorHolder()
+        before = {name for name, layer in _adapted(model).items() if adapter_name in layer.r}
         try:
             super().inject_adapter(
                 model, adapter_name, autocast_adapter_dtype=autocast_adapter_dtype, low_cpu_mem_usage=low_cpu_mem_usage
             )
             self._add_posterior(model, adapter_name, self._new_holder, low_cpu_mem_usage)
         except Exception:
-            _take_out(model, adapter_name)
+            _take_out(model, adapter_name, before)
             raise
         finally:
             del self._new_holder
@@ -281,16 +282,21 @@ def _remove_holder(model: nn.Module) -> None:
                 del hooks[key]
 
 
-def _take_out(model: nn.Module, adapter_name: str) -> None:
-    """Leave no trace of an adapter that could not be made: layers that no other one adapts are what they were."""
-    adapted = {path: it for path, it in model.named_modules() if isinstance(it, BayesLoraLinear)}
-    for path, layer in adapted.items():
-        layer.r.pop(adapter_name, None)
-        layer.scaling.pop(adapter_name, None)
+def _adapted(model: nn.Module) -> dict[str, BayesLoraLinear]:
+    """The layers that are wrapped, by their paths."""
+    return {path: layer for path, layer in model.named_modules() if isinstance(layer, BayesLoraLinear)}
+
+
+def _take_out(model: nn.Module, adapter_name: str, but: Container[str]) -> None:
+    """Leave no trace of an adapter that could not be made, ``but`` where it was: layers that no other one adapts are bare."""
+    for path, layer in _adapted(model).items():
+        if path not in but:
+            layer.r.pop(adapter_name, None)
+            layer.scaling.pop(adapter_name, None)
         if not layer.r:
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, layer.base_layer)
-    if hasattr(model, ATTRIBUTE) and not any(layer.r for layer in adapted.values()):
+    if hasattr(model, ATTRIBUTE) and not _adapted(model):
         _remove_holder(model)
 
 

@@ -31,9 +31,8 @@ def tracking(names: Sequence[str], directory: Path, config: Mapping[str, Any]) -
     try:
         yield lambda figures, step: accelerator.log(dict(figures), step=step)
     finally:
-        for (
-            tracker
-        ) in accelerator.trackers:  # end_training() would also end the process group, which the run still needs
+        # end_training() would also end the process group, which the run still needs
+        for tracker in accelerator.trackers:
             tracker.finish()
 
 
