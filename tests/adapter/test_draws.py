@@ -166,8 +166,21 @@ def test_steps_of_optimisers_of_other_packages_are_noticed():
     notices_steps(lambda parameters: bitsandbytes.optim.AdamW8bit(parameters, lr=0.1))
 
 
-def notices_steps(make):
-    model = adapted().eval()
+def test_other_parameters_are_left_alone():
+    model, other = adapted(), torch.nn.Linear(3, 3)
+    frozen = next(p for p in model.parameters() if not p.requires_grad)
+    before = other.weight._version, frozen._version
+    for tensors in ([other.weight], [frozen]):
+        Quiet(tensors).step()
+    assert (other.weight._version, frozen._version) == before
+
+
+def test_steps_on_a_copy_are_noticed():
+    notices_steps(Quiet, copy.deepcopy(adapted()))
+
+
+def notices_steps(make, model=None):
+    model = (model or adapted()).eval()
     steps = make([p for p in model.parameters() if p.requires_grad])
     with torch.no_grad():
         before = logits(model)

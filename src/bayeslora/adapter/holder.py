@@ -25,15 +25,13 @@ from bayeslora.adapter.bridge import Bridge, uses_reentrant_checkpointing
 from bayeslora.adapter.draws import Draws, Mode, fingerprint
 from bayeslora.adapter.fan import Fan, Stack
 from bayeslora.adapter.tuner_module import TunerModule
-from bayeslora.adapter.versions import watch_optimisers
+from bayeslora.adapter.versions import watch
 from bayeslora.depth import upper_layers
 from bayeslora.errors import InputError
 from bayeslora.posterior import KL, Factors, LayerFactors, Posterior
 from bayeslora.posterior.capture import Capture
 from bayeslora.posterior.inner import Inner
 from bayeslora.posterior.noise import Variates
-
-watch_optimisers()  # or what is kept here would outlive their steps
 
 KEPT = 4
 """Predictions with so many settings, such as numbers of draws, may take turns without being drawn for anew."""
@@ -52,6 +50,7 @@ class PosteriorHolder(TunerModule, Holder):
         self._seed: int | None = None
         self._precision: torch.dtype | None = None  # of the activations, once they are known
         self._forget()
+        watch(self)  # or what is kept here would outlive an optimiser's step
 
     def _forget(self) -> None:
         """Drop everything that was drawn."""
@@ -70,6 +69,10 @@ class PosteriorHolder(TunerModule, Holder):
         bare.__dict__.update(self.__dict__)
         bare._forget()
         return bare.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        watch(self)
 
     def forward(self, x: Any) -> Any:
         """Identity: a base model that calls its children in turn may call this one too."""
