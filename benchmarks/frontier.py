@@ -3,9 +3,10 @@
 python benchmarks/frontier.py RUN --trained 0.5=RUN2 0.25=RUN3 --data-dir DATA --out result.json --figure frontier.svg
 
 RUN is fully stochastic and drawn above each cut, with the mean below (late draws). Runs given as ``--trained`` were trained
-with ``--stochastic-layers CUT``. The scale of the posterior is chosen for every cut on the validation split; all metrics but
-that NLL are those of the test split. Times are relative to one pass with the posterior mean, taken in turns in one process, and
-include all layers, also where a run keeps the output of its frozen ones.
+with ``--stochastic-layers CUT``. The scale of the posterior is chosen for every cut on the validation split, by the NLL at
+the best temperature there; all metrics but that NLL are those of the test split, without a temperature. Times are relative to
+one pass with the posterior mean, taken in turns in one process, and include all layers, also where a run keeps the output of
+its frozen ones.
 """
 
 from __future__ import annotations
@@ -134,6 +135,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
         mean = next(r for r in record["rows"] if r["form"] == "mean")
         axis.plot([mean["cost"]], [mean[name]], "kx", label="posterior mean")
         axis.set(xlabel="time of a prediction (mean = 1)", title=title)
+        axis.margins(0.15)
     axes[0].legend(fontsize=8)
     figure.savefig(path)
 
