@@ -172,7 +172,7 @@ class BayesLoraModel(BaseTuner):
                 model, adapter_name, autocast_adapter_dtype=autocast_adapter_dtype, low_cpu_mem_usage=low_cpu_mem_usage
             )
             self._add_posterior(model, adapter_name, self._new_holder, low_cpu_mem_usage)
-        except Exception:
+        except BaseException:  # an interruption, too
             _take_out(model, adapter_name, before)
             raise
         finally:

@@ -8,7 +8,7 @@ An option sees its prompt and itself, but no other option and no other question,
 ends. Only columns that predict a token of an option get logits. The result equals that of one sequence per option.
 
 Not every model can be told what sees what: recurrent layers carry on whatever went before, and some count positions by
-themselves. For those a batch holds one sequence per option (``apart``), and nothing but which columns are padding is said.
+themselves. For those a batch holds one sequence per option (``apart``), and nothing is said.
 """
 
 from __future__ import annotations
@@ -368,8 +368,8 @@ def _repeat(tensor: Tensor, copies: int) -> Tensor:
 
 def _layout_for(model: nn.Module, batch: PackedBatch) -> dict[str, Tensor]:
     """What a model is told of a batch besides its tokens."""
-    if batch.apart:
-        return {"attention_mask": (batch.question >= 0).long()}
+    if batch.apart:  # padding is behind everything, and a causal model does not look there
+        return {}
     window = attention_window(model)
     if window is not None and (longest := int(batch.position_ids.max()) + 1) > window:
         raise InputError(
