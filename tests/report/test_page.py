@@ -257,7 +257,7 @@ def test_a_table_without_its_runs_still_has_a_report(study, tmp_path):
 @pytest.mark.parametrize("name, values", [("flow-depth", ("0", "1")), ("posterior-scale", ("0.5", "1"))])
 def test_an_ablation_has_its_table_and_figure(name, values, tmp_path):
     given = AblationStudy(**COMMON, task=task_directory(), values=values, seeds=(0,))
-    done = ablate(name, given, tmp_path / "ablations")
+    [done] = ablate([name], given, tmp_path / "ablations")
     for directory in (tmp_path / "ablations", done.out):
         out = make_report(directory).parent
         page = read_page(out)

@@ -81,7 +81,7 @@ def done(tmp_path_factory: pytest.TempPathFactory, other: str) -> tuple[Path, Ab
     """An ablation that is done, with two seeds and a shift; not to be changed."""
     out = tmp_path_factory.mktemp("ablate") / "study"
     with without_intervals():
-        return out, ablate("flow-depth", study(values=("0", "1"), seeds=(0, 1), shift=(other,)), out)
+        return out, ablate(["flow-depth"], study(values=("0", "1"), seeds=(0, 1), shift=(other,)), out)[0]
 
 
 @pytest.fixture
@@ -137,9 +137,9 @@ def test_shifted_questions_are_reported_apart_with_how_they_are_told(done):
 def test_nothing_is_made_twice(done, other, monkeypatch):
     out, ablated = done
     monkeypatch.setattr(pool, "train", refuse)
-    monkeypatch.setattr("bayeslora.studies.runner.evaluate", refuse)
+    monkeypatch.setattr(pool, "evaluate", refuse)
     before = {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
-    again = ablate("flow-depth", study(values=("0", "1"), seeds=(0, 1), shift=(other,)), out)
+    [again] = ablate(["flow-depth"], study(values=("0", "1"), seeds=(0, 1), shift=(other,)), out)
     assert again.text.split("## task")[0] == ablated.text.split("## task")[0]
     assert {path: path.stat().st_mtime_ns for path in out.rglob("result.json")} == before
 
@@ -149,7 +149,7 @@ def test_nothing_is_made_twice(done, other, monkeypatch):
 
 def test_numbers_of_draws_need_no_training_and_are_those_of_evaluate(trained, other, tmp_path, monkeypatch):
     monkeypatch.setattr(pool, "train", refuse)
-    ablated = ablate("samples", study(values=("0", "3"), shift=(other,)), trained)
+    [ablated] = ablate(["samples"], study(values=("0", "3"), shift=(other,)), trained)
     run = trained / "task" / "runs" / "bayesian-lora" / "seed-0"
     for task, title in ((task_directory(), "task"), (other, "task → other")):
         words = ["evaluate", run, "--task", task, "--samples", 3, "--out", tmp_path / title, "--quiet"]
@@ -163,7 +163,7 @@ def test_numbers_of_draws_need_no_training_and_are_those_of_evaluate(trained, ot
 
 def test_posterior_scales_need_no_training_and_multiply_the_spread(trained, monkeypatch):
     monkeypatch.setattr(pool, "train", refuse)
-    ablated = ablate("posterior-scale", study(values=("1", "3")), trained)
+    [ablated] = ablate(["posterior-scale"], study(values=("1", "3")), trained)
     run = trained / "task" / "runs" / "bayesian-lora" / "seed-0"
     own = read_json(run / "result.json")["metrics"]
     assert ablated.sections["task"]["1"]["nll"].values == pytest.approx((own["nll"],))
@@ -195,7 +195,7 @@ def test_ablations_share_the_runs_they_have_in_common(trained, monkeypatch):
         return train(config, path, *args, **kwargs)
 
     monkeypatch.setattr(pool, "train", noting)
-    ablated = ablate("map-recovery", study(), trained)
+    [ablated] = ablate(["map-recovery"], study(), trained)
     assert made == ["lora", "map-recovery-degenerate"]
     assert list(ablated.sections["task"]) == ["lora", "degenerate (sd 1e-3, lambda 1e-4, no flow)", "bayesian-lora"]
     lora, degenerate, usual = ablated.sections["task"].values()
@@ -236,13 +236,13 @@ def test_a_run_that_fails_leaves_a_gap_and_exits_with_1(trained, monkeypatch, ca
 
 def test_all_runs_failing_gives_a_table_of_gaps_and_no_figure(tmp_path, monkeypatch):
     monkeypatch.setattr(pool, "train", lambda *a, **k: 1 / 0)
-    ablated = ablate("preset", study(), tmp_path / "study")
+    [ablated] = ablate(["preset"], study(), tmp_path / "study")
     assert len(ablated.failures) == 2 and not (ablated.out / "figure.png").exists()
 
 
 def test_runs_of_other_settings_are_refused(done):
     with pytest.raises(InputError, match=r"holds another run.*epochs 2 is 1 there"):
-        ablate("flow-depth", study(training=TrainingConfig(epochs=2, batch_size=6)), done[0])
+        ablate(["flow-depth"], study(training=TrainingConfig(epochs=2, batch_size=6)), done[0])
 
 
 def test_json_is_the_record(trained, capsys):
@@ -274,7 +274,33 @@ def test_bad_input_is_one_line_and_2_before_anything_is_run(name, more, advice, 
 def test_a_missing_name_is_told_in_one_line(capsys):
     assert bayeslora("ablate", "--model", "m", "--task", "urns", "--out", "x") == 2
     err = capsys.readouterr().err
-    assert "NAME" in err and "bayeslora ablate --help" in err and err.count("\n") == 1
+    assert "no ablation is named" in err and "flow-depth" in err and err.count("\n") == 1
+
+
+def test_several_ablations_make_what_they_share_once_and_name_their_own_failures_only(tmp_path, monkeypatch):
+    train, made = pool.train, []
+
+    def failing(config: Any, path: Path, place: Any) -> Any:
+        made.append(path.parent.name)
+        return 1 / 0 if config.method == "lora" else train(config, path, place)
+
+    monkeypatch.setattr(pool, "train", failing)
+    ablated = ablate(["share-inducing", "map-recovery", "samples"], study(), tmp_path / "study")
+    assert sorted(made) == ["bayesian-lora", "lora", "map-recovery-degenerate", "share-inducing-shared"]
+    assert [it.out.name for it in ablated] == ["share-inducing", "map-recovery", "samples"]
+    assert [len(it.failures) for it in ablated] == [0, 1, 0]
+    assert all((it.out / "figure.png").exists() for it in ablated)
+
+
+def test_all_ablations_have_a_name_and_values_belong_to_one(capsys, monkeypatch, tmp_path):
+    seen: list[str] = []
+    monkeypatch.setattr("bayeslora.studies.ablate.ablate", lambda names, *args, **kwargs: seen.extend(names) or [])
+    assert bayeslora(*options("all", tmp_path / "study")) == 0
+    assert len(seen) == 12 and {"flow-depth", "preset"} <= set(seen)
+    monkeypatch.undo()
+    assert bayeslora(*options("rank", tmp_path / "study", "--values", 2), "flow-depth") == 2
+    assert bayeslora("ablate", "rank", "shape", *options("x", tmp_path / "study", "--values", 2)[2:]) == 2
+    assert "give values for one" in capsys.readouterr().err
 
 
 def test_help_lists_every_ablation(capsys):
@@ -290,7 +316,7 @@ def test_seeds_of_an_ablation_are_its_own_unless_given(monkeypatch, tmp_path):
     """Nothing is run: the jobs are what counts."""
     seen: list[Any] = []
     monkeypatch.setattr("bayeslora.studies.runner.run_jobs", lambda jobs, *args, **kwargs: seen.extend(jobs))
-    ablate("seeds", replace(study(), seeds=()), tmp_path / "study")
+    ablate(["seeds"], replace(study(), seeds=()), tmp_path / "study")
     assert {(job.config.method, job.config.seed) for job in seen} == {
         (method, seed) for method in ("lora", "bayesian-lora") for seed in range(10)
     }

@@ -187,7 +187,7 @@ def test_nothing_is_run_twice(done, monkeypatch):
 
     before = {path: path.stat().st_mtime_ns for path in done.rglob("result.json")}
     monkeypatch.setattr("bayeslora.studies.pool.train", refuse)
-    monkeypatch.setattr("bayeslora.studies.runner.evaluate", refuse)
+    monkeypatch.setattr("bayeslora.studies.pool.evaluate", refuse)
     text = (done / "table.md").read_text(encoding="utf-8")
     assert compare(study(shift=("urns",)), done).text == text
     assert {path: path.stat().st_mtime_ns for path in done.rglob("result.json")} == before
@@ -290,21 +290,21 @@ def test_a_method_without_any_result_is_a_gap(tmp_path, monkeypatch):
 
 
 def test_an_evaluation_that_fails_leaves_a_gap_and_is_made_by_the_next_call(tmp_path, monkeypatch):
-    from bayeslora.studies import runner
+    from bayeslora.studies import pool
 
     shifted = study(methods=("lora", "bbb"), seeds=(0,), shift=("urns",))
-    evaluate = runner.evaluate
+    evaluate = pool.evaluate
 
     def failing(trained, *args, **kwargs):
         if trained.config.method == "lora":
             raise RuntimeError("out of memory")
         return evaluate(trained, *args, **kwargs)
 
-    monkeypatch.setattr(runner, "evaluate", failing)
+    monkeypatch.setattr(pool, "evaluate", failing)
     compared = compare(shifted, tmp_path / "study")
     assert compared.failures == {"task → urns, lora, seed 0": "RuntimeError: out of memory"}
     assert compared.sections["task → urns"]["lora"] == {} and compared.sections["task → urns"]["bbb"]
-    monkeypatch.setattr(runner, "evaluate", evaluate)
+    monkeypatch.setattr(pool, "evaluate", evaluate)
     again = compare(shifted, tmp_path / "study")
     assert not again.failures and again.sections["task → urns"]["lora"]
 
@@ -380,8 +380,10 @@ def test_other_questions_under_the_same_name_are_refused(tmp_path):
 
 @pytest.mark.slow
 def test_workers_give_what_one_process_gives(done, tmp_path):
-    compare(study(), tmp_path / "study", workers=2)
-    for path in (tmp_path / "study" / "runs").rglob("predictions.jsonl.gz"):
+    compare(study(shift=("urns",)), tmp_path / "study", workers=2)
+    made = list((tmp_path / "study").rglob("predictions.jsonl.gz"))
+    assert any("shift" in path.parts for path in made)
+    for path in made:
         ours, theirs = (read_predictions(it)[1] for it in (path, done / path.relative_to(tmp_path / "study")))
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +18,7 @@ from bayeslora.train.errors import RunsFailed
 
 _NAMES = "\n".join(
     [
-        "What to vary, with its values:",
+        "What to vary, one or more of these, or all; with their values:",
         *(f"{it.name}: {it.description} ({' '.join(it.values)})" for it in ABLATIONS.values()),
     ]
 )
@@ -27,7 +28,7 @@ _NAMES = "\n".join(
 class Ablate(OfManyRuns):
     """What one setting of Bayesian-LoRA does: runs, table and figure. The same command makes only what is missing."""
 
-    name: Annotated[Positional[str], tyro.conf.arg(metavar="NAME", help=_NAMES)]
+    names: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="NAME", help=_NAMES)]
     study: OmitArgPrefixes[AblationStudy]
     out: Path
     """Directory for the runs, the table (Markdown, LaTeX, JSON) and the figure. Give all ablations the same one: they share
@@ -39,7 +40,7 @@ class Ablate(OfManyRuns):
 
         with reporter(quiet=self.quiet) as report:
             ablated = ablate(
-                self.name,
+                tuple(ABLATIONS) if self.names == ("all",) else self.names,
                 self.study,
                 self.out,
                 data_dir=self.data_dir,
@@ -49,8 +50,11 @@ class Ablate(OfManyRuns):
                 report=report,
             )
         if self.json:
-            print((ablated.out / "table.json").read_text(encoding="utf-8"))
+            records = [json.loads((it.out / "table.json").read_text(encoding="utf-8")) for it in ablated]
+            print(json.dumps(records[0] if len(records) == 1 else records, indent=2, ensure_ascii=False))
         else:
-            print(f"{ablated.text}\nfigure and tables: {ablated.out}")
-        if ablated.failures:
-            raise RunsFailed(f"{len(ablated.failures)} runs failed, the table has gaps; see {ablated.out / 'table.md'}")
+            print("\n".join(f"{it.text}\nfigure and tables: {it.out}" for it in ablated))
+        failures = {label: it.out / "table.md" for it in ablated for label in it.failures}
+        if failures:
+            tables = ", ".join(map(str, dict.fromkeys(failures.values())))
+            raise RunsFailed(f"{len(failures)} runs failed, tables have gaps; see {tables}")

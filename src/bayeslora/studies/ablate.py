@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bayeslora.errors import InputError
 from bayeslora.files import write_json
 from bayeslora.models.device import resolve_device
 from bayeslora.progress import Reporter, Silent
@@ -23,8 +24,9 @@ from bayeslora.report.curves import Curves, curves_figure
 from bayeslora.report.table import Cell, Row
 from bayeslora.studies.ablation import AblationStudy
 from bayeslora.studies.ablation_plan import Jobs, Variant, make_variants, plan_jobs
-from bayeslora.studies.ablations import Ablation, find_ablation
+from bayeslora.studies.ablations import ABLATIONS, Ablation, find_ablation
 from bayeslora.studies.evaluated import Places
+from bayeslora.studies.plan import Evaluation, Work
 from bayeslora.studies.pool import Executor, Settings
 from bayeslora.studies.question_sections import (
     ABLATION_COLUMNS,
@@ -33,7 +35,7 @@ from bayeslora.studies.question_sections import (
     question_section,
     shift_section,
 )
-from bayeslora.studies.runner import Evaluation, Runner, require_readable
+from bayeslora.studies.runner import Runner, require_readable
 from bayeslora.studies.study import task_name
 from bayeslora.studies.tables import ABOUT_SHIFT, HOW_TO_READ, Tables
 from bayeslora.tasks import load_task
@@ -69,8 +71,39 @@ class _Study:
     out: Path
     runner: Runner
 
-    def run(self) -> Ablated:
-        self.runner.run(list({job.path: job for job in self.jobs.values()}.values()))
+    def evaluations(self) -> list[Evaluation]:
+        """What is to be evaluated once the runs are made."""
+        return [
+            Evaluation(
+                self.jobs[variant.label, seed].path,
+                task,
+                self._place(task, variant, seed),
+                label=f"{task_name(task)}, {variant.name}, seed {seed}",
+                samples=variant.variation.samples,
+                posterior_scale=variant.variation.posterior_scale,
+            )
+            for task in (self.study.task, *self.study.shift)
+            for variant in self.variants
+            for seed in self.seeds
+            if self._is_done(variant, seed) and not self._is_run(task, variant)
+        ]
+
+    def _is_done(self, variant: Variant, seed: int) -> bool:
+        """Whether there is a run for it."""
+        return RunDirectory(self.jobs[variant.label, seed].path).result.exists()
+
+    def _is_run(self, task: str, variant: Variant) -> bool:
+        """Whether the result on a task is that of the run itself."""
+        return task == self.study.task and not variant.variation.evaluated
+
+    def _place(self, task: str, variant: Variant, seed: int) -> Path:
+        """Where the result on a task is."""
+        if self._is_run(task, variant):
+            return self.jobs[variant.label, seed].path
+        return self.out / "evaluated" / task_name(task) / variant.name / f"seed-{seed}"
+
+    def report(self) -> Ablated:
+        """Table and figure of what is done."""
         own = self._places(self.study.task)
         title = task_name(self.study.task)
         sections = {title: self._own_section(title, own)}
@@ -80,34 +113,23 @@ class _Study:
         return self._write(sections)
 
     def _places(self, task: str) -> Places:
-        """Results on a task, by row and seed. Those that are not runs of their own are made now if they are missing."""
-        wanted: dict[str, dict[int, Path]] = {variant.label: {} for variant in self.variants}
-        evaluations = []
-        for variant in self.variants:
-            for seed in self.seeds:
-                run = self.jobs[variant.label, seed].path
-                if not RunDirectory(run).result.exists():
-                    continue
-                if task == self.study.task and not variant.variation.evaluated:
-                    wanted[variant.label][seed] = run
-                    continue
-                place = self.out / "evaluated" / task_name(task) / variant.name / f"seed-{seed}"
-                wanted[variant.label][seed] = place
-                evaluations.append(
-                    Evaluation(
-                        run,
-                        task,
-                        place,
-                        label=f"{task_name(task)}, {variant.name}, seed {seed}",
-                        samples=variant.variation.samples,
-                        posterior_scale=variant.variation.posterior_scale,
-                    )
-                )
-        self.runner.evaluate(evaluations)
+        """Results on a task, by row and seed, as far as there are any."""
         return {
-            label: {seed: path for seed, path in runs.items() if RunDirectory(path).result.exists()}
-            for label, runs in wanted.items()
+            variant.label: {
+                seed: place
+                for seed in self.seeds
+                if self._is_done(variant, seed)
+                and RunDirectory(place := self._place(task, variant, seed)).result.exists()
+            }
+            for variant in self.variants
         }
+
+    @property
+    def _failures(self) -> dict[str, str]:
+        """Those of its own runs and evaluations."""
+        work: list[Work] = [*self.jobs.values(), *self.evaluations()]
+        own = {it.label for it in work}
+        return {label: why for label, why in self.runner.failures.items() if label in own}
 
     def _own_section(self, title: str, places: Places) -> QuestionSection:
         """Results on the task that was learnt, with the sizes of the adapters."""
@@ -122,7 +144,7 @@ class _Study:
 
     def _write(self, sections: Mapping[str, QuestionSection]) -> Ablated:
         shown = {title: (section.rows, section.columns) for title, section in sections.items()}
-        tables = Tables(self._head(), shown, self.runner.failures, self.ablation.axis)
+        tables = Tables(self._head(), shown, self._failures, self.ablation.axis)
         tables.write(self.out)
         write_json(self.out / "table.json", self._record(sections))
         curves = {title: self._curves(section.rows) for title, section in sections.items()}
@@ -135,7 +157,7 @@ class _Study:
                 joined=self.ablation.ordered,
             )
         rows = {title: section.rows for title, section in sections.items()}
-        return Ablated(rows, tables.text, self.runner.failures, self.out)
+        return Ablated(rows, tables.text, self._failures, self.out)
 
     def _curves(self, rows: Mapping[str, Row]) -> Curves:
         """Rows by method and value, as far as there are results."""
@@ -165,7 +187,7 @@ class _Study:
             "environment": describe_environment(resolve_device(self.runner.settings.device)),
             "variants": {variant.label: self._meaning(variant) for variant in self.variants},
             "sections": {title: section.record for title, section in sections.items()},
-            "failures": self.runner.failures,
+            "failures": self._failures,
         }
 
     def _meaning(self, variant: Variant) -> dict[str, Any]:
@@ -180,7 +202,7 @@ class _Study:
 
 
 def ablate(
-    name: str,
+    names: Sequence[str],
     study: AblationStudy,
     out: Path,
     *,
@@ -189,27 +211,38 @@ def ablate(
     workers: int = 1,
     executor: Executor = "local",
     report: Reporter | None = None,
-) -> Ablated:
-    """Run what is missing of an ablation, and write table and figure.
+) -> list[Ablated]:
+    """Run what is missing of some ablations, and write a table and a figure for each.
 
     Args:
-        name: one of :data:`bayeslora.studies.ablations.ABLATIONS`.
+        names: of :data:`bayeslora.studies.ablations.ABLATIONS`.
         study: what all runs have in common.
-        out: directory for this and other ablations, which share runs.
+        out: directory for these and other ablations, which share runs.
         data_dir: local copies of the benchmarks.
         device: as for :func:`bayeslora.load_model`.
         workers: runs side by side, in processes of their own; 0 makes none, and shows what is done.
         executor: where they are: on this machine, or on a Ray cluster.
         report: told how it goes.
     """
-    ablation = find_ablation(name)
+    ablations = [find_ablation(name) for name in names]
+    if not ablations:
+        raise InputError(f"no ablation is named; choose {', '.join(ABLATIONS)}, or all")
+    if study.values and len(ablations) > 1:
+        raise InputError(f"values is {' '.join(study.values)} and ablations are {' '.join(names)}; give values for one")
     runner = Runner(Settings(data_dir, device), workers, executor, report or Silent())
-    variants = make_variants(ablation, study.values or ablation.values)
-    seeds = study.seeds or ablation.seeds
     place = out / task_name(study.task)
-    jobs = plan_jobs(study, variants, seeds, place / "runs")
+    studies = [_study(ablation, study, place, runner) for ablation in ablations]
     for task in (study.task, *study.shift):
         load_task(task, data_dir)
     require_readable((study.task, *study.shift), data_dir)
     with RunDirectory(place).locked():
-        return _Study(ablation, study, variants, jobs, seeds, place / ablation.name, runner).run()
+        runner.run(list({job.path: job for it in studies for job in it.jobs.values()}.values()))
+        runner.run([evaluation for it in studies for evaluation in it.evaluations()], "evaluations")
+        return [it.report() for it in studies]
+
+
+def _study(ablation: Ablation, study: AblationStudy, place: Path, runner: Runner) -> _Study:
+    variants = make_variants(ablation, study.values or ablation.values)
+    seeds = study.seeds or ablation.seeds
+    jobs = plan_jobs(study, variants, seeds, place / "runs")
+    return _Study(ablation, study, variants, jobs, seeds, place / ablation.name, runner)

@@ -29,10 +29,10 @@ from bayeslora.report import reliability_figure, scatter_figure
 from bayeslora.report.table import Column, Row
 from bayeslora.studies.comparison import Comparison
 from bayeslora.studies.evaluated import Places, pooled
-from bayeslora.studies.plan import Chosen, plan, run_path, search_jobs
+from bayeslora.studies.plan import Chosen, Evaluation, plan, run_path, search_jobs
 from bayeslora.studies.pool import Executor, Settings
 from bayeslora.studies.question_sections import SHIFT_COLUMNS, QuestionSection, question_section, shift_section
-from bayeslora.studies.runner import Evaluation, Runner, require_readable
+from bayeslora.studies.runner import Runner, require_readable
 from bayeslora.studies.study import task_name
 from bayeslora.studies.tables import ABOUT_SHIFT, HOW_TO_READ, Tables
 from bayeslora.studies.token_sections import TEXT_COLUMNS, TokenSection, token_sections
@@ -73,6 +73,8 @@ class _Study:
         jobs = plan(self.study, self.out, chosen)
         self.runner.run(jobs)
         wanted = {(job.config.task, job.config.method, job.config.seed): job.path for job in jobs}
+        shifts = self._shifts(wanted)
+        self.runner.run([it for shift in shifts.values() for it in shift], "evaluations on other tasks")
         questions: dict[str, QuestionSection] = {}
         tokens: dict[str, TokenSection] = {}
         for task in self.study.tasks:
@@ -82,19 +84,16 @@ class _Study:
                 questions[title] = question_section(title, places)
             else:
                 tokens |= token_sections(title, found, places, self._loras(task, wanted))
-        for task in self.study.tasks:
-            for other in self.study.shift:
-                if task_name(other) == task_name(task):
-                    continue
-                title, own = f"{task_name(task)} → {task_name(other)}", self._done(task, wanted)
-                places = self._shift(task, other, own)
-                found = find_task(other, self.runner.settings.data_dir)
-                if not isinstance(found, Task):
-                    tokens |= token_sections(title, found, places, places.get("lora", {}))
-                elif isinstance(find_task(task, self.runner.settings.data_dir), Task):
-                    questions[title] = shift_section(title, places, own)
-                else:
-                    questions[title] = question_section(title, places)
+        for (task, other), shift in shifts.items():
+            title, own = f"{task_name(task)} → {task_name(other)}", self._done(task, wanted)
+            places = self._shifted(own, shift)
+            found = find_task(other, self.runner.settings.data_dir)
+            if not isinstance(found, Task):
+                tokens |= token_sections(title, found, places, places.get("lora", {}))
+            elif isinstance(find_task(task, self.runner.settings.data_dir), Task):
+                questions[title] = shift_section(title, places, own)
+            else:
+                questions[title] = question_section(title, places)
         return self._write(questions, tokens, chosen)
 
     def _search(self) -> Chosen:
@@ -134,26 +133,28 @@ class _Study:
             if (path := wanted.get((task, "lora", seed))) is not None and RunDirectory(path).result.exists()
         }
 
-    def _shift(self, task: str, other: str, own: Places) -> Places:
-        """The finished runs of one task, evaluated on the test split of another."""
-        place = self.out / "shift" / task_name(task) / task_name(other)
-        found = {method: {seed: place / method / f"seed-{seed}" for seed in runs} for method, runs in own.items()}
-        self.runner.evaluate(
-            [
+    def _shifts(self, wanted: Wanted) -> dict[tuple[str, str], list[Evaluation]]:
+        """The finished runs of every task, to be evaluated on the test split of every other one that is asked for."""
+        return {
+            (task, other): [
                 Evaluation(
                     run,
                     other,
-                    found[method][seed],
+                    self.out / "shift" / task_name(task) / task_name(other) / method / f"seed-{seed}",
                     label=f"{task_name(task)} → {task_name(other)}, {method}, seed {seed}",
                 )
-                for method, runs in own.items()
+                for method, runs in self._done(task, wanted).items()
                 for seed, run in runs.items()
             ]
-        )
-        return {
-            method: {seed: path for seed, path in runs.items() if RunDirectory(path).result.exists()}
-            for method, runs in found.items()
+            for task in self.study.tasks
+            for other in self.study.shift
+            if task_name(other) != task_name(task)
         }
+
+    def _shifted(self, own: Places, shift: Sequence[Evaluation]) -> Places:
+        """The evaluations that are finished, by method and seed."""
+        done = {it.run: it.path for it in shift if RunDirectory(it.path).result.exists()}
+        return {method: {seed: done[run] for seed, run in runs.items() if run in done} for method, runs in own.items()}
 
     def _write(
         self, questions: Mapping[str, QuestionSection], tokens: Mapping[str, TokenSection], chosen: Chosen

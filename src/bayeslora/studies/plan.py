@@ -1,4 +1,4 @@
-"""Which runs a comparison consists of, where they lie, and what must be done before what."""
+"""What a study consists of, where it lies, and what must be done before what."""
 
 from __future__ import annotations
 
@@ -31,6 +31,36 @@ class Job:
     def label(self) -> str:
         """In a few words."""
         return f"{task_name(self.config.task)}, {self.name or self.config.method}, seed {self.config.seed}"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A finished run, to be evaluated on the test split of a task.
+
+    Attributes:
+        run: its directory.
+        task: any task.
+        path: directory of the evaluation.
+        label: in a few words.
+        samples: weight draws, if not the run's own number.
+        posterior_scale: factor of all standard deviations, if not the run's own.
+    """
+
+    run: Path
+    task: str
+    path: Path
+    label: str
+    samples: int | None = None
+    posterior_scale: float | None = None
+
+    @property
+    def needs(self) -> tuple[Path, ...]:
+        """What must be done before."""
+        return (self.run,)
+
+
+Work = Job | Evaluation
+"""What is done in one piece, in one process."""
 
 
 def search_jobs(study: Comparison, out: Path) -> list[Job]:

@@ -1,4 +1,4 @@
-"""Running many runs, one after another or several at a time; a run that fails costs no other."""
+"""Making many runs and evaluations, one after another or several at a time; one that fails costs no other."""
 
 from __future__ import annotations
 
@@ -12,32 +12,35 @@ from typing import Any, Literal
 
 from bayeslora.models import LoadedModel
 from bayeslora.predict.trunk import TrunkCache
-from bayeslora.studies.plan import Job
-from bayeslora.train.config import RunConfig
+from bayeslora.studies.plan import Evaluation, Job, Work
+from bayeslora.train.config import RunConfig, from_dict
+from bayeslora.train.directory import RunDirectory
+from bayeslora.train.evaluation import evaluate
 from bayeslora.train.run import Place, load_base, train
+from bayeslora.train.trained import load_run
 
-Ended = Callable[[Job, str | None], None]
-"""Told of every run that has ended: nothing, or why it failed."""
+Ended = Callable[[Work, str | None], None]
+"""Told of every piece of work that has ended: nothing, or why it failed."""
 
 Executor = Literal["local", "ray"]
-"""Where runs are made."""
+"""Where work is done."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a worker must know besides its runs, in a form that another process can get."""
+    """What a worker must know besides its work, in a form that another process can get."""
 
     data_dir: Path | None = None
     device: str = "auto"
     checkpoint_seconds: float = 60.0
 
 
-Starter = Callable[[Sequence[Job], Settings, int], Iterator[tuple[Job, str | None]]]
-"""Runs jobs, so many at a time, and gives them as they end."""
+Starter = Callable[[Sequence[Work], Settings, int], Iterator[tuple[Work, str | None]]]
+"""Does work, so many pieces at a time, and gives them as they end."""
 
 
 class Worker:
-    """Runs one run after another and loads the base model only once, or not at all if its place has brought one for all."""
+    """Does one piece after another and loads the base model only once, or not at all if its place has brought one for all."""
 
     def __init__(self, settings: Settings, place: Place | None = None) -> None:
         self._place = place or Place(
@@ -46,13 +49,26 @@ class Worker:
         self._loaded: tuple[Any, LoadedModel] | None = None
         self._trunk: tuple[str, TrunkCache] | None = None
 
-    def __call__(self, job: Job) -> str | None:
-        """Run it; returns why it failed, if it did."""
+    def __call__(self, work: Work) -> str | None:
+        """Do it; returns why it failed, if it did."""
         try:
-            train(job.config, job.path, self._prepared(job.config))
+            if isinstance(work, Job):
+                train(work.config, work.path, self._prepared(work.config))
+            else:
+                self._evaluate(work)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         return None
+
+    def _evaluate(self, it: Evaluation) -> None:
+        place = self._prepared(from_dict(RunDirectory(it.run).read_config()))
+        trained = load_run(it.run, samples=it.samples, report=place.report, loaded=place.loaded)
+        try:
+            if it.posterior_scale is not None:
+                trained.set_posterior_scale(it.posterior_scale)
+            evaluate(trained, it.task, "test", place.data_dir, it.path)
+        finally:
+            trained.model.unload()
 
     def _prepared(self, config: RunConfig) -> Place:
         """The place with the run's base model, and what its frozen layers gave in earlier runs."""
@@ -66,7 +82,7 @@ class Worker:
 
 
 def run_jobs(
-    jobs: Sequence[Job],
+    jobs: Sequence[Work],
     settings: Settings,
     ended: Ended,
     *,
@@ -74,21 +90,21 @@ def run_jobs(
     executor: Executor = "local",
     place: Place | None = None,
 ) -> None:
-    """Run the jobs that are not done yet: first those that others need, then the others.
+    """Do the work that is not done yet: first what other work needs, then the rest.
 
     Args:
-        jobs: what to run.
+        jobs: what to do.
         settings: for workers.
-        ended: told of every job that has ended.
-        workers: processes side by side; 1 runs everything in this one.
+        ended: told of every piece that has ended.
+        workers: processes side by side; 1 does everything in this one.
         executor: where: on this machine, or on a Ray cluster.
-        place: for runs in this process, instead of ``settings``; a base model in it serves all of them.
+        place: for work in this process, instead of ``settings``; a base model in it serves all of them.
     """
     worker = Worker(settings, place) if workers == 1 and executor == "local" else None
     start = _starter(executor)
     failed: set[Path] = set()
 
-    def note(job: Job, failure: str | None) -> None:
+    def note(job: Work, failure: str | None) -> None:
         if failure is not None:
             failed.add(job.path)
         ended(job, failure)
@@ -113,7 +129,7 @@ def _starter(executor: Executor) -> Starter:
     return in_ray
 
 
-def _in_pool(jobs: Sequence[Job], settings: Settings, workers: int) -> Iterator[tuple[Job, str | None]]:
+def _in_pool(jobs: Sequence[Work], settings: Settings, workers: int) -> Iterator[tuple[Work, str | None]]:
     """Jobs in processes of their own. If one dies (of too little memory, say), its job has failed and the rest goes on."""
     waiting = list(jobs)
     while waiting:
@@ -129,7 +145,7 @@ def _in_pool(jobs: Sequence[Job], settings: Settings, workers: int) -> Iterator[
             yield alone[0] if alone else (job, "its process died; give it more memory, or use fewer workers")
 
 
-def _until_broken(jobs: Sequence[Job], settings: Settings, workers: int) -> Iterator[tuple[Job, str | None]]:
+def _until_broken(jobs: Sequence[Work], settings: Settings, workers: int) -> Iterator[tuple[Work, str | None]]:
     """Jobs as they end, until all have or a process dies."""
     context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
     with ProcessPoolExecutor(workers, context, _start_worker, (settings,)) as pool:
@@ -150,6 +166,6 @@ def _start_worker(settings: Settings) -> None:
     _worker = Worker(settings)
 
 
-def _run(job: Job) -> str | None:
+def _run(job: Work) -> str | None:
     assert _worker is not None
     return _worker(job)

@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster. Their files are the results, so all nodes must see the study's directory under the same path.
+"""Work of studies on a Ray cluster. Its files are the results, so all nodes must see the directory under the same path.
 
 Ray starts a run again elsewhere when its process or its node dies. There it goes on from its checkpoint, like any run that
 was interrupted.
@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from bayeslora.errors import InputError
-from bayeslora.studies.plan import Job
+from bayeslora.studies.plan import Evaluation, Work
 from bayeslora.studies.pool import Settings, Worker
 
 RETRIES = 3
@@ -23,7 +23,7 @@ RETRIES = 3
 _workers: dict[Settings, Worker] = {}
 
 
-def in_ray(jobs: Sequence[Job], settings: Settings, workers: int) -> Iterator[tuple[Job, str | None]]:
+def in_ray(jobs: Sequence[Work], settings: Settings, workers: int) -> Iterator[tuple[Work, str | None]]:
     """Jobs as they end, at most ``workers`` at a time, with why they failed if they did.
 
     The cluster is the one that ``RAY_ADDRESS`` names, or this machine. Each run takes a CPU, and a GPU if it is to use one.
@@ -33,7 +33,7 @@ def in_ray(jobs: Sequence[Job], settings: Settings, workers: int) -> Iterator[tu
         settings = replace(settings, data_dir=settings.data_dir.absolute())
     task = ray.remote(_run).options(num_cpus=1, num_gpus=_gpus(settings), max_retries=RETRIES)
     waiting = [_absolute(job) for job in reversed(jobs)]
-    running: dict[Any, Job] = {}
+    running: dict[Any, Work] = {}
     given = {made.path: job for made, job in zip(reversed(waiting), jobs, strict=True)}
     while waiting or running:
         while waiting and len(running) < workers:
@@ -82,13 +82,15 @@ def _gpus(settings: Settings) -> int:
     return int(wanted)
 
 
-def _absolute(job: Job) -> Job:
+def _absolute(job: Work) -> Work:
     """A worker has another working directory."""
+    if isinstance(job, Evaluation):
+        return replace(job, path=job.path.absolute(), run=job.run.absolute())
     return replace(job, path=job.path.absolute(), needs=tuple(path.absolute() for path in job.needs))
 
 
-def _run(job: Job, settings: Settings) -> str | None:
-    """Run it in a worker's process, which keeps the base model for the next one."""
+def _run(job: Work, settings: Settings) -> str | None:
+    """Do it in a worker's process, which keeps the base model for the next one."""
     if settings not in _workers:
         _workers.clear()
         _workers[settings] = Worker(settings)

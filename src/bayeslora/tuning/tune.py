@@ -29,7 +29,7 @@ from bayeslora.methods import find_method
 from bayeslora.models.device import resolve_device
 from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Reporter, Silent
-from bayeslora.studies.plan import Job
+from bayeslora.studies.plan import Job, Work
 from bayeslora.studies.pool import Executor, Settings, run_jobs
 from bayeslora.tasks import load_task
 from bayeslora.train.config import RunConfig, to_dict
@@ -158,7 +158,7 @@ class _Search:
         planned = {trial.path(self.out): trial for trial in trials}
         jobs = [Job(self.space.config(trial.values), path) for path, trial in planned.items()]
 
-        def ended(job: Job, failure: str | None) -> None:
+        def ended(job: Work, failure: str | None) -> None:
             outcomes = {} if failure else outcomes_of(RunDirectory(job.path).read_result())
             self._note(planned[job.path], outcomes, failure)
 
