@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ from bayeslora.metrics import (
     accuracy,
     bootstrap_interval,
     bootstrap_interval_over_runs,
+    brier,
     ece,
     nll,
     paired_bootstrap,
+    paired_bootstrap_over_runs,
 )
 
 from .cases import random_case
@@ -39,7 +42,7 @@ def test_interval_is_made_of_the_resamples_of_the_seed() -> None:
     values = sorted(ece(probs[k], labels[k]) for k in (rng.integers(60, size=60) for _ in range(200)))
     result = bootstrap_interval(ece, probs, labels, level=0.9, resamples=200, seed=7)
     assert result.value == ece(probs, labels)
-    assert (result.low, result.high) == (values[9], values[189])
+    assert (result.low, result.high) == pytest.approx((values[9], values[189]), rel=1e-12)
 
 
 def test_interval_contains_the_truth_as_often_as_it_says() -> None:
@@ -93,9 +96,33 @@ def test_paired_difference_is_made_of_the_resamples_of_the_seed() -> None:
     values = sorted(nll(a[k], labels[k]) - nll(b[k], labels[k]) for k in rows)
     result = paired_bootstrap(nll, a, b, labels, level=0.8, resamples=99, seed=3)
     assert result.difference == nll(a, labels) - nll(b, labels)
-    assert (result.low, result.high) == (values[9], values[89])
+    assert (result.low, result.high) == pytest.approx((values[9], values[89]), rel=1e-12)
     below, above = sum(v <= 0 for v in values), sum(v >= 0 for v in values)
     assert result.p_value == pytest.approx(min(1.0, 2 * (min(below, above) + 1) / 100))
+
+
+@pytest.mark.parametrize("metric", [accuracy, nll, brier, ece])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("at_once", [1, 130, 10**6])
+def test_all_resamples_at_once_are_what_they_are_one_by_one(metric, dtype, at_once, monkeypatch) -> None:
+    monkeypatch.setattr("bayeslora.metrics.bootstrap._AT_ONCE", at_once)
+    labels = random_case(0, rows=60)[1]
+    a, b = ([random_case(seed, rows=60)[0].astype(dtype) for seed in seeds] for seeds in ((0, 1), (2, 3, 4)))
+
+    def one_by_one(probs: NDArray[Any], labels: NDArray[Any]) -> float:
+        return float(metric(probs, labels))
+
+    quick, slow = (paired_bootstrap_over_runs(it, a, b, labels, resamples=50) for it in (metric, one_by_one))
+    assert astuple(quick) == pytest.approx(astuple(slow), rel=1e-10, abs=1e-12)
+
+
+def test_probabilities_of_zero_are_still_infinite_where_they_are_drawn() -> None:
+    probs, labels = np.full((40, 2), 0.5), np.zeros(40, dtype=int)
+    probs[3] = 0.0, 1.0
+    interval = bootstrap_interval(nll, probs, labels, resamples=100)
+    assert interval.value == interval.high == math.inf and interval.low == pytest.approx(math.log(2))
+    with pytest.raises(ValueError, match="not a number"):
+        paired_bootstrap(nll, probs, probs, labels, resamples=100)
 
 
 def test_p_value_is_about_uniform_if_models_are_equally_good() -> None:

@@ -5,7 +5,8 @@ Rows are drawn with replacement and the metric is computed anew, many times; the
 answer).
 
 A metric must be defined on every resample: one that raises, such as an AUROC without a single error, ends
-the whole.
+the whole. Those that are sums over rows (accuracy, log-loss, Brier score, calibration error) are taken over all resamples at
+once; others call by call.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from bayeslora.metrics.calibration import BINS, bin_of, ece
+from bayeslora.metrics.scores import accuracy, brier, label_probability, nll, squared_error, top_class
 from bayeslora.metrics.validation import check_classification, check_count, check_open_share
 
 Metric = Callable[[NDArray[Any], NDArray[Any]], float]
@@ -73,7 +76,7 @@ def bootstrap_interval_over_runs(
     checked = [check_classification(probs, labels) for probs in runs]
     level = check_open_share(level, "level")
     mean = _Mean(metric, [probs for probs, _ in checked], checked[0][1])
-    draws = _resample(mean, len(mean.labels), resamples, seed)
+    (draws,) = _resample([mean], resamples, seed)
     return Interval(mean(slice(None)), *_middle(draws, level))
 
 
@@ -120,14 +123,33 @@ def paired_bootstrap_over_runs(
             raise ValueError(f"probs_a and probs_b must have the same shape, got {a[0].shape} and {other.shape}")
     level = check_open_share(level, "level")
     mean_a, mean_b = _Mean(metric, a, y), _Mean(metric, b, y)
-
-    def difference(rows: NDArray[np.int64] | slice) -> float:
-        return mean_a(rows) - mean_b(rows)
-
-    draws = _resample(difference, len(y), resamples, seed)
+    draws = np.subtract(*_resample([mean_a, mean_b], resamples, seed))
+    _require_numbers(draws)
     tail = min(int((draws <= 0).sum()), int((draws >= 0).sum()))
     p_value = min(1.0, 2 * (tail + 1) / (len(draws) + 1))
-    return PairedDifference(difference(slice(None)), *_middle(draws, level), p_value)
+    everywhere = slice(None)
+    return PairedDifference(mean_a(everywhere) - mean_b(everywhere), *_middle(draws, level), p_value)
+
+
+def _nlls(probs: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.float64]:
+    with np.errstate(divide="ignore"):
+        return -np.log(label_probability(probs, labels).astype(np.float64))[:, None]
+
+
+def _gaps_by_bin(probs: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.float64]:
+    confidence, correct = top_class(probs, labels)
+    gaps = np.zeros((len(labels), BINS))
+    gaps[np.arange(len(labels)), bin_of(confidence, BINS)] = correct - confidence.astype(np.float64)
+    return gaps
+
+
+_TERMS: dict[Metric, Callable[[NDArray[Any], NDArray[Any]], NDArray[np.float64]]] = {
+    accuracy: lambda probs, labels: top_class(probs, labels)[1][:, None].astype(np.float64),
+    nll: _nlls,
+    brier: lambda probs, labels: squared_error(probs, labels)[:, None],
+    ece: _gaps_by_bin,
+}
+"""Metrics that are ``Σ_b |Σ_i x_ib| / N``, by their terms ``x [N, B]``."""
 
 
 @dataclass(frozen=True)
@@ -141,17 +163,43 @@ class _Mean:
     def __call__(self, rows: NDArray[np.int64] | slice) -> float:
         return float(np.mean([float(self.metric(probs[rows], self.labels[rows])) for probs in self.runs]))
 
+    def terms(self) -> NDArray[np.float64] | None:
+        """Those of all runs, ``[N, runs, B]``; none if the metric has no such form, or some are infinite."""
+        if self.metric not in _TERMS:
+            return None
+        terms = np.stack([_TERMS[self.metric](probs, self.labels) for probs in self.runs], axis=1)
+        return terms if np.isfinite(terms).all() else None
 
-def _resample(
-    statistic: Callable[[NDArray[np.int64]], float], n: int, resamples: int, seed: int
-) -> NDArray[np.float64]:
-    """The statistic on ``resamples`` draws of ``n`` rows with replacement."""
-    rng = np.random.default_rng(seed)
-    rounds = range(check_count(resamples, "resamples"))
-    values = np.array([float(statistic(rng.integers(n, size=n))) for _ in rounds])
-    if np.isnan(values).any():
-        raise ValueError("the metric was not a number on some resample (infinity minus infinity?)")
+
+_AT_ONCE = 2**22
+"""Rows of resamples that are held at once."""
+
+
+def _resample(means: Sequence[_Mean], resamples: int, seed: int) -> list[NDArray[np.float64]]:
+    """Each of these on the same ``resamples`` draws of rows with replacement."""
+    rng, n = np.random.default_rng(seed), len(means[0].labels)
+    rounds = check_count(resamples, "resamples")
+    values = [np.empty(rounds) for _ in means]
+    terms = [mean.terms() for mean in means]
+    at_once = max(1, _AT_ONCE // n)
+    for first in range(0, rounds, at_once):
+        drawn = [rng.integers(n, size=n) for _ in range(first, min(first + at_once, rounds))]
+        part = slice(first, first + len(drawn))
+        counts = np.stack([np.bincount(rows, minlength=n) for rows in drawn]).astype(np.float64)
+        for found, mean, own in zip(values, means, terms, strict=True):
+            if own is None:
+                found[part] = [mean(rows) for rows in drawn]
+            else:
+                sums = (counts @ own.reshape(n, -1)).reshape(len(drawn), *own.shape[1:])
+                found[part] = np.abs(sums).sum(axis=-1).mean(axis=-1) / n
+    for found in values:
+        _require_numbers(found)
     return values
+
+
+def _require_numbers(draws: NDArray[np.float64]) -> None:
+    if np.isnan(draws).any():
+        raise ValueError("the metric was not a number on some resample (infinity minus infinity?)")
 
 
 def _middle(draws: NDArray[np.float64], level: float) -> tuple[float, float]:

@@ -28,6 +28,9 @@ from bayeslora.metrics.validation import (
     refuse,
 )
 
+BINS = 15
+"""Bins of a calibration error, unless it is told."""
+
 
 @dataclass(frozen=True, eq=False)
 class ReliabilityBins:
@@ -61,7 +64,7 @@ class ReliabilityBins:
         return float(np.nanmax(np.abs(self.gap)))
 
 
-def reliability_bins(probs: ArrayLike, labels: ArrayLike, bins: int = 15) -> ReliabilityBins:
+def reliability_bins(probs: ArrayLike, labels: ArrayLike, bins: int = BINS) -> ReliabilityBins:
     """Confidence and accuracy in ``bins`` bins of equal width."""
     return _equal_width(*top_class(*check_classification(probs, labels)), check_count(bins, "bins"))
 
@@ -69,23 +72,23 @@ def reliability_bins(probs: ArrayLike, labels: ArrayLike, bins: int = 15) -> Rel
 def reliability_bins_from_confidence(
     confidence: ArrayLike,
     correct: ArrayLike,
-    bins: int = 15,
+    bins: int = BINS,
 ) -> ReliabilityBins:
     """:func:`reliability_bins` for pairs ``confidence [N]`` in [0, 1] and ``correct [N]``."""
     return _equal_width(*check_confidence(confidence, correct), check_count(bins, "bins"))
 
 
-def ece(probs: ArrayLike, labels: ArrayLike, bins: int = 15) -> float:
+def ece(probs: ArrayLike, labels: ArrayLike, bins: int = BINS) -> float:
     """Expected calibration error of the most probable class, bins of equal width."""
     return reliability_bins(probs, labels, bins).ece
 
 
-def ece_from_confidence(confidence: ArrayLike, correct: ArrayLike, bins: int = 15) -> float:
+def ece_from_confidence(confidence: ArrayLike, correct: ArrayLike, bins: int = BINS) -> float:
     """:func:`ece` for pairs ``confidence [N]`` in [0, 1] and ``correct [N]``."""
     return reliability_bins_from_confidence(confidence, correct, bins).ece
 
 
-def adaptive_ece(probs: ArrayLike, labels: ArrayLike, bins: int = 15) -> float:
+def adaptive_ece(probs: ArrayLike, labels: ArrayLike, bins: int = BINS) -> float:
     """Expected calibration error with bins of equal mass instead of equal width.
 
     Rows in order of confidence are cut into ``bins`` runs whose lengths differ by at most 1, the longer
@@ -107,7 +110,7 @@ def adaptive_ece(probs: ArrayLike, labels: ArrayLike, bins: int = 15) -> float:
 def classwise_ece(
     probs: ArrayLike,
     labels: ArrayLike,
-    bins: int = 15,
+    bins: int = BINS,
     present: ArrayLike | None = None,
 ) -> float:
     """Mean over classes of the calibration error of each class's own probability.
@@ -130,11 +133,19 @@ def classwise_ece(
     return float(np.mean(errors))
 
 
+def bin_of(confidence: FloatArray, bins: int) -> NDArray[np.int64]:
+    """Which of ``bins`` bins of equal width every confidence is in."""
+    return np.clip(np.searchsorted(_edges(confidence, bins), confidence, side="left") - 1, 0, bins - 1)
+
+
+def _edges(confidence: FloatArray, bins: int) -> FloatArray:
+    return (np.arange(bins + 1) / bins).astype(confidence.dtype)
+
+
 def _equal_width(confidence: FloatArray, correct: BoolArray, bins: int) -> ReliabilityBins:
-    edges = (np.arange(bins + 1) / bins).astype(confidence.dtype)
-    members = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
+    members = bin_of(confidence, bins)
     count = np.bincount(members, minlength=bins)
     with np.errstate(invalid="ignore"):
         mean_confidence = np.bincount(members, weights=confidence, minlength=bins) / count
         mean_correct = np.bincount(members, weights=correct, minlength=bins) / count
-    return ReliabilityBins(edges, count, mean_confidence, mean_correct)
+    return ReliabilityBins(_edges(confidence, bins), count, mean_confidence, mean_correct)
