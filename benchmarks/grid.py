@@ -79,8 +79,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     jobs = plan(given)
-    with reporter(quiet=False) as report:
-        runner = Runner(Settings(given.data_dir, given.device), given.workers, report=report)
+    settings = Settings(given.data_dir, given.device)
+    with reporter(quiet=False) as report, Runner(settings, given.workers, report=report) as runner:
         runner.run(jobs)
     done = [(job, RunDirectory(job.path)) for job in jobs if RunDirectory(job.path).result.exists()]
     results = [(job, place.read_result()) for job, place in done]

@@ -15,6 +15,7 @@ import pytest
 
 from bayeslora import cli, posterior
 from bayeslora.arguments import with_config
+from bayeslora.studies.ablations import ABLATIONS
 from tasks.cases import write_lines
 from train import tiny
 
@@ -81,9 +82,9 @@ def test_figures_of_the_readme() -> None:
         assert line in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def across(*given: object) -> str:
-    """What the script prints."""
-    command = [sys.executable, "benchmarks/across.py", *map(str, given)]
+def printed_by(script: str, *given: object) -> str:
+    """What a script of the benchmarks prints."""
+    command = [sys.executable, f"benchmarks/{script}.py", *map(str, given)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -101,7 +102,7 @@ SIX = ["arc-easy", "arc-challenge", "openbookqa", "winogrande-s", "winogrande-m"
 )
 def test_tables_of_the_comparison(records: list[str], tasks: list[str], metrics: list[str]) -> None:
     page = (ROOT / "docs/comparison.md").read_text(encoding="utf-8")
-    printed = across(*(ROOT / "benchmarks/results" / name for name in records), "--section", *tasks)
+    printed = printed_by("across", *(ROOT / "benchmarks/results" / name for name in records), "--section", *tasks)
     titled = zip(*[iter(printed.split("\n\n"))] * 2, strict=True)
     tables = {title.strip("*").split()[0]: table for title, table in titled}
     assert len(tables) == 3 and all(tables[metric] in page for metric in metrics)
@@ -109,7 +110,27 @@ def test_tables_of_the_comparison(records: list[str], tasks: list[str], metrics:
 
 def test_ranks_to_choose_by() -> None:
     paths = [ROOT / "benchmarks/results/table" / name for name in ("arc-easy.json", "cut.json")]
-    assert across(*paths, "--ranks") in (ROOT / "docs/choosing.md").read_text(encoding="utf-8")
+    assert printed_by("across", *paths, "--ranks") in (ROOT / "docs/choosing.md").read_text(encoding="utf-8")
+
+
+def test_tables_of_the_ablations() -> None:
+    page = (ROOT / "docs/ablations.md").read_text(encoding="utf-8")
+    printed = printed_by("ablated", *sorted((ROOT / "benchmarks/results/ablations").glob("*.json")))
+    tables = printed.split("\n\n")[1::2]
+    assert len(tables) == len(ABLATIONS) and all(table in page for table in tables)
+
+
+def test_figures_of_the_search() -> None:
+    page = (ROOT / "docs/tuning.md").read_text(encoding="utf-8")
+    record = json.loads((ROOT / "benchmarks/results/tune/arc-easy-tuned.json").read_text(encoding="utf-8"))
+    for trial in record["front"]:
+        found = trial["outcomes"]
+        name = f"{trial['number']}, chosen" if trial["number"] == record["chosen"]["number"] else trial["number"]
+        rate, figures = trial["values"]["learning_rate"], (100 * found["ece"], found["nll"], 100 * found["acc"])
+        assert re.search(
+            rf"\| {name} \| {rate:.4f} \| [\d.]+ \| {figures[0]:.1f} % \| {figures[1]:.3f} \| {figures[2]:.1f} % \|",
+            page,
+        )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -56,9 +56,8 @@ def gaussian_blocks(posterior, size):
 
 @pytest.mark.parametrize("size", [(2, 2), (3, 2), (1, 4), (4, 3)])
 @pytest.mark.parametrize("scale", [1.0, 2.0])
-@pytest.mark.parametrize("tied", [False, True])
-def test_whitened_kl_is_the_same_in_both_spaces(size, scale, tied):
-    posterior = perturb(build(flow_depth=0, inducing_rows=size[0], inducing_cols=size[1], init_d=0.5, tied_mean=tied))
+def test_whitened_kl_is_the_same_in_both_spaces(size, scale):
+    posterior = perturb(build(flow_depth=0, inducing_rows=size[0], inducing_cols=size[1], init_d=0.5))
     posterior.scale = scale
     in_v, in_u = 0.0, 0.0
     for mean, sd, chol in gaussian_blocks(posterior, size):
@@ -151,7 +150,7 @@ def test_noise_scale_of_a_draw_is_lambda():
 
 
 def test_mean_update_is_zero_at_the_start_by_default():
-    for settings in ({}, {"whitened": False}, {"flow_depth": 0}, {"flow_depth": 3}, {"tied_mean": True}):
+    for settings in ({}, {"whitened": False}, {"flow_depth": 0}, {"flow_depth": 3}):
         mean = build(**settings).mean()
         for name in mean:
             assert mean.product(name).abs().max() == 0
@@ -278,7 +277,6 @@ def test_layers_of_different_rank():
     [
         ({"share_inducing": True, "whitened": False}, "share_inducing=True needs whitened=True"),
         ({"share_inducing": True, "zero_start": True}, "zero_start=True needs share_inducing=False"),
-        ({"share_inducing": True, "tied_mean": True}, "tied_mean=True needs share_inducing=False"),
         ({"inducing_rows": 0}, "inducing_rows must be at least 1, got 0"),
         ({"flow_depth": -1}, "flow_depth must be 0 .no flow. or more, got -1"),
         ({"prior_sd": 0.0}, "prior_sd must be positive and finite, got 0.0"),

@@ -47,9 +47,6 @@ POSTERIORS = {
     "inducing-deep-flow": inducing(flow_depth=3, flow_hidden=8),
     "inducing-shared": inducing(share_inducing=True),
     "inducing-unwhitened": inducing(whitened=False),
-    "inducing-tied": inducing(tied_mean=True),
-    "inducing-tied-unwhitened": inducing(tied_mean=True, whitened=False),
-    "inducing-tied-wide": inducing(tied_mean=True, inducing_rows=4, inducing_cols=3),
     "inducing-fixed-noise": inducing(learn_lambda=False),
     "inducing-wide": inducing(inducing_rows=4, inducing_cols=3),
 }

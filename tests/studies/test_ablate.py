@@ -315,7 +315,7 @@ def test_help_lists_every_ablation(capsys):
 def test_seeds_of_an_ablation_are_its_own_unless_given(monkeypatch, tmp_path):
     """Nothing is run: the jobs are what counts."""
     seen: list[Any] = []
-    monkeypatch.setattr("bayeslora.studies.runner.run_jobs", lambda jobs, *args, **kwargs: seen.extend(jobs))
+    monkeypatch.setattr(pool.Workers, "run", lambda self, work, ended: seen.extend(work))
     ablate(["seeds"], replace(study(), seeds=()), tmp_path / "study")
     assert {(job.config.method, job.config.seed) for job in seen} == {
         (method, seed) for method in ("lora", "bayesian-lora") for seed in range(10)

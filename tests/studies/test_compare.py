@@ -23,7 +23,7 @@ from bayeslora.studies.comparison import Comparison
 from bayeslora.studies.evaluated import METRICS as MAIN
 from bayeslora.studies.evaluated import Evaluated, table_rows
 from bayeslora.studies.plan import Job, plan, run_path, search_jobs
-from bayeslora.studies.pool import Settings, run_jobs
+from bayeslora.studies.pool import Settings, Workers
 from bayeslora.train import AdapterConfig, PredictionConfig, TrainingConfig
 from bayeslora.train.origin import SEED_DISTANCE
 from train.tiny import bayeslora, model_directory, question, read_json, task_directory, without_intervals, write_task
@@ -401,7 +401,8 @@ def test_a_worker_that_dies_fails_its_own_run_only(tmp_path, monkeypatch):
     jobs = [Job(study().config(task_directory(), "lora", seed), tmp_path / str(seed)) for seed in range(4)]
     monkeypatch.setattr(pool, "_run", _run_or_die)
     ended: dict[int, str | None] = {}
-    run_jobs(jobs, Settings(), lambda job, why: ended.update({job.config.seed: why}), workers=2)
+    with Workers(Settings(), 2) as workers:
+        workers.run(jobs, lambda job, why: ended.update({job.config.seed: why}))
     assert {seed: why is None for seed, why in ended.items()} == {0: True, 1: False, 2: True, 3: True}
     assert "process died" in str(ended[1])
 

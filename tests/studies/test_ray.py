@@ -10,7 +10,7 @@ import pytest
 
 from bayeslora.errors import InputError
 from bayeslora.studies.plan import Job
-from bayeslora.studies.pool import Settings, run_jobs
+from bayeslora.studies.pool import Settings, Workers
 from bayeslora.train.config import RunConfig, TrainingConfig
 from bayeslora.train.directory import RunDirectory
 from bayeslora.train.run import Place, train
@@ -54,13 +54,8 @@ def test_a_node_that_dies_costs_no_run(tmp_path, monkeypatch):
     killer.start()
     ended = {}
     try:
-        run_jobs(
-            jobs,
-            Settings(device="cpu", checkpoint_seconds=0.0),
-            lambda made, failure: ended.update({made.path.name: failure}),
-            workers=2,
-            executor="ray",
-        )
+        with Workers(Settings(device="cpu", checkpoint_seconds=0.0), 2, "ray") as workers:
+            workers.run(jobs, lambda made, failure: ended.update({made.path.name: failure}))
     finally:
         ray.shutdown()
         cluster.shutdown()
@@ -75,7 +70,7 @@ def test_a_node_that_dies_costs_no_run(tmp_path, monkeypatch):
 def test_what_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"executor 'ray' needs ray; run: pip install 'bayeslora\[cluster\]'"):
-        run_jobs([job(tmp_path, 0)], Settings(device="cpu"), lambda made, failure: None, executor="ray")
+        Workers(Settings(device="cpu"), executor="ray").run([job(tmp_path, 0)], lambda made, failure: None)
 
 
 @needs_ray
@@ -83,4 +78,4 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch):
 def test_a_cluster_that_does_not_answer_is_named_at_once(address, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(InputError, match=rf"no Ray cluster answers at RAY_ADDRESS={address}: .*start one"):
-        run_jobs([job(tmp_path, 0)], Settings(device="cpu"), lambda made, failure: None, executor="ray")
+        Workers(Settings(device="cpu"), executor="ray").run([job(tmp_path, 0)], lambda made, failure: None)

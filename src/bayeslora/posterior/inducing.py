@@ -38,9 +38,6 @@ MEAN_SAMPLES = 256
 
 _MEAN_CHUNK = 32
 
-START_CORE = 1 / 64
-"""Diagonal of the core ``C`` of a ``B`` that starts at zero; with it ``B A`` moves about as fast as LoRA's."""
-
 
 @dataclass(frozen=True)
 class _Block:
@@ -104,7 +101,6 @@ class InducingPosterior(Posterior):
         "z_": "points",
         "log_d_": "diagonals",
         "mean_": "mean",
-        "core_": "mean",
         "sd_logit_": "scale",
         "lambda_logit_": "scale",
         "flow_": "flow",
@@ -133,7 +129,7 @@ class InducingPosterior(Posterior):
                 self._add(f"lambda_logit_{block.key}", torch.full((count,), start))
         for size, count in self._stacks.items():
             key = _size_key(size)
-            self._add(self._mean_name(size), normal((count, *size)))
+            self._add(f"mean_{key}", normal((count, *size)))
             start = _inverse_bound(config.init_sd_u, config.max_sd_u)
             self._add(f"sd_logit_{key}", torch.full((count, *size), start))
             if config.flow_depth > 0:
@@ -149,41 +145,18 @@ class InducingPosterior(Posterior):
         zero_start = self.config.zero_start
         if zero_start is None:
             zero_start = not self.config.share_inducing
-        if self.config.tied_mean or not self.config.whitened:
+        if not self.config.whitened:
             for block, sides in self._projections():
                 mean = self._mean_rows(block)
-                mean.copy_(self._written(mean, block, sides))
+                mean.copy_(_unwhiten(mean, sides))
         if zero_start:
             for block in self._blocks:
                 if block.factor == "B":
-                    self._zero(block)
-
-    def _is_tied(self, block: _Block) -> bool:
-        """``A`` does not start at zero, and would be shrunk by the KL through its points before the data need it."""
-        return self.config.tied_mean and block.factor == "B"
-
-    def _written(self, whitened: Tensor, block: _Block, sides: _Projections) -> Tensor:
-        """A whitened mean as the parameter that stands for it: itself, ``U`` or the core ``C``."""
-        row, col = sides.row.chol, sides.col.chol
-        if self._is_tied(block):
-            left = torch.linalg.solve_triangular(row.mT, whitened, upper=True)
-            return torch.linalg.solve_triangular(col, left, upper=False, left=False)
-        return whitened if self.config.whitened else row @ whitened @ col.mT
-
-    def _zero(self, block: _Block) -> None:
-        """Make the mean of a factor zero: in its points where those carry it, so that their first step moves it."""
-        if self._is_tied(block):
-            self._long_points(block).zero_()
-            self._mean_rows(block).copy_(START_CORE * torch.eye(*block.size))
-        else:
-            self._mean_rows(block).zero_()
-
-    def _mean_name(self, size: tuple[int, int]) -> str:
-        return f"{'core' if self.config.tied_mean else 'mean'}_{_size_key(size)}"
+                    self._mean_rows(block).zero_()
 
     def _mean_rows(self, block: _Block) -> Tensor:
-        """The part of the parameter ``m`` (or ``C``) that belongs to one block."""
-        return self.get_parameter(self._mean_name(block.size))[block.rows]
+        """The part of the parameter ``m`` that belongs to one block."""
+        return self.get_parameter(f"mean_{_size_key(block.size)}")[block.rows]
 
     def _long_points(self, block: _Block) -> Tensor:
         """The inducing points of a factor's long side."""
@@ -208,7 +181,7 @@ class InducingPosterior(Posterior):
             right = torch.linalg.pinv(col.p.double())
             core = left @ (target / block.scale) @ right
             exact = _Projections(*(Projection(*(part.double() for part in side)) for side in (row, col)))
-            self._mean_rows(block).copy_(self._written(core, block, exact))
+            self._mean_rows(block).copy_(core if self.config.whitened else _unwhiten(core, exact))
         for size in self._stacks:
             if self.config.flow_depth > 0:
                 reset_to_identity(self._raw_flow(size))
@@ -229,30 +202,15 @@ class InducingPosterior(Posterior):
         rows, columns = block.shape
         z = self._long_points(block)
         basis = torch.linalg.svd(target.mT if rows > columns else target, full_matrices=False).Vh[:, : z.shape[1]]
-        length = float(z.norm(dim=-1).mean()) or (z.shape[-1] / z.shape[-2]) ** 0.5  # tied points start at zero
+        length = float(z.norm(dim=-1).mean())
         wanted = target.flatten(1).any(1)
         z[wanted, : basis.shape[-2]] = (length * basis[wanted]).to(z.dtype)
 
     # Pieces of the posterior ------------------------------------------------------------------------------------
 
-    def inducing_mean(self, size: tuple[int, int], projections: Projected | None = None) -> Tensor:
-        """Means ``m`` of all inducing matrices of one size, before the flow, ``[M, m_r, m_c]``.
-
-        A tied mean is ``𝓛_rᵀ C 𝓛_c``, which makes that of the factor ``σ P_rᵀ m P_c = σ Z_rᵀ C Z_c``.
-        """
-        written = self._tensor(self._mean_name(size))
-        if not self.config.tied_mean:
-            return written
-        means = []
-        for block, (row, col) in projections or self._projections():
-            if block.size == size:
-                mean = written[block.rows]
-                if self._is_tied(block):
-                    mean = row.chol.mT @ mean @ col.chol
-                    if not self.config.whitened:
-                        mean = row.chol @ mean @ col.chol.mT
-                means.append(mean)
-        return torch.cat(means)
+    def inducing_mean(self, size: tuple[int, int]) -> Tensor:
+        """Means ``m`` of all inducing matrices of one size, before the flow, ``[M, m_r, m_c]``."""
+        return self._tensor(f"mean_{_size_key(size)}")
 
     def inducing_sd(self, size: tuple[int, int]) -> Tensor:
         """Standard deviations ``s`` of all inducing matrices of one size, posterior scale included."""
@@ -289,11 +247,9 @@ class InducingPosterior(Posterior):
         rows, log_det = apply_flow(self._raw_flow(size).to(base.dtype), base.flatten(1, 2))
         return _Latent(rows.view_as(base), log_det.unflatten(1, base.shape[1:3]).sum(-1))
 
-    def _sample(self, n: int, generator: torch.Generator | None, projections: Projected | None = None) -> Latents:
+    def _sample(self, n: int, generator: torch.Generator | None) -> Latents:
         return {
-            size: self._transform(
-                size, self.inducing_mean(size, projections), self._noise((count, n, *size), generator)
-            )
+            size: self._transform(size, self.inducing_mean(size), self._noise((count, n, *size), generator))
             for size, count in self._stacks.items()
         }
 
@@ -308,10 +264,9 @@ class InducingPosterior(Posterior):
     # Draws and mean ---------------------------------------------------------------------------------------------
 
     def _draw(self, n: int, generator: torch.Generator | None) -> Factors:
-        projections = self._projections()
-        latents = self._sample(n, generator, projections)
+        latents = self._sample(n, generator)
         factors: dict[str, list[Tensor]] = {"A": [], "B": []}
-        for block, sides in projections:
+        for block, sides in self._projections():
             core = self._whiten(latents[block.size].value[block.rows], sides)
             sample = conditional_sample(
                 sides.row,
@@ -411,6 +366,11 @@ class InducingPosterior(Posterior):
             whitened = self._whiten(latents[block.size].value[block.rows], sides)
             terms.append(_standard_energy(whitened) + half_log_det(sides.row.chol, sides.col.chol))
         return torch.stack(terms).sum()
+
+
+def _unwhiten(mean: Tensor, sides: _Projections) -> Tensor:
+    """``U = 𝓛_r V 𝓛_cᵀ``."""
+    return sides.row.chol @ mean @ sides.col.chol.mT
 
 
 def _plan(

@@ -16,8 +16,6 @@ class InducingConfig:
         inducing_cols: inducing columns ``m_c`` of every factor; the layer's rank if not given.
         whitened: let the variational distribution live on ``V`` (prior ``N(0, I)``) or on
             ``U = 𝓛_r V 𝓛_cᵀ`` (prior ``N(0, K_r ⊗ K_c)``).
-        tied_mean: write ``B``'s mean as ``m = 𝓛_rᵀ C 𝓛_c``, so that the factor's is ``σ_B Z_rᵀ C Z_c``: steps of the inducing
-            points then move it as LoRA's steps move its weights, instead of turning all of it by the same angle.
         share_inducing: one matrix for both factors of a layer, as in Algorithm 1, instead of one each.
         flow_depth: layers of the flow; 0 leaves a Gaussian.
         flow_hidden: hidden units of the flow's network.
@@ -37,7 +35,6 @@ class InducingConfig:
     inducing_rows: int | None = None
     inducing_cols: int | None = None
     whitened: bool = True
-    tied_mean: bool = False
     share_inducing: bool = False
     flow_depth: int = 1
     flow_hidden: int = 16
@@ -70,10 +67,6 @@ class InducingConfig:
             raise ValueError(
                 "share_inducing=True needs whitened=True: without whitening, two factors with different kernels "
                 "cannot share one inducing matrix (their joint prior would not exist)"
-            )
-        if self.share_inducing and self.tied_mean:
-            raise ValueError(
-                "tied_mean=True needs share_inducing=False: a shared mean cannot follow the points of two factors"
             )
         if self.share_inducing and self.zero_start:
             raise ValueError(

@@ -232,7 +232,7 @@ def compare(
         if not isinstance(tasks[name], Task):
             _require_learnable(study.method_names, name)
     require_readable(study.shift, data_dir)
-    with RunDirectory(out).locked():
+    with RunDirectory(out).locked(), runner:
         return _Study(study, out, runner).run()
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -35,15 +38,15 @@ class Settings:
     checkpoint_seconds: float = 60.0
 
 
-Starter = Callable[[Sequence[Work], Settings, int], Iterator[tuple[Work, str | None]]]
-"""Does work, so many pieces at a time, and gives them as they end."""
+Starter = Callable[[Sequence[Work]], Iterator[tuple[Work, str | None]]]
+"""Does work, and gives the pieces as they end."""
 
 
 class Worker:
     """Does one piece after another and loads the base model only once, or not at all if its place has brought one for all."""
 
     def __init__(self, settings: Settings, place: Place | None = None) -> None:
-        self._place = place or Place(
+        self.place = place or Place(
             data_dir=settings.data_dir, device=settings.device, checkpoint_seconds=settings.checkpoint_seconds
         )
         self._loaded: tuple[Any, LoadedModel] | None = None
@@ -53,7 +56,7 @@ class Worker:
         """Do it; returns why it failed, if it did."""
         try:
             if isinstance(work, Job):
-                train(work.config, work.path, self._prepared(work.config))
+                train(work.config, work.path, self.prepared(work.config))
             else:
                 self._evaluate(work)
         except Exception as error:
@@ -61,7 +64,7 @@ class Worker:
         return None
 
     def _evaluate(self, it: Evaluation) -> None:
-        place = self._prepared(from_dict(RunDirectory(it.run).read_config()))
+        place = self.prepared(from_dict(RunDirectory(it.run).read_config()))
         trained = load_run(it.run, samples=it.samples, report=place.report, loaded=place.loaded)
         try:
             if it.posterior_scale is not None:
@@ -70,102 +73,134 @@ class Worker:
         finally:
             trained.model.unload()
 
-    def _prepared(self, config: RunConfig) -> Place:
+    def prepared(self, config: RunConfig) -> Place:
         """The place with the run's base model, and what its frozen layers gave in earlier runs."""
-        if self._place.loaded is not None:
-            return self._place
+        if self.place.loaded is not None:
+            return self.place
         if self._loaded is None or self._loaded[0] != (config.model, config.loading):
-            self._loaded, self._trunk = ((config.model, config.loading), load_base(config, self._place.device)), None
+            self._loaded, self._trunk = ((config.model, config.loading), load_base(config, self.place.device)), None
         if self._trunk is None or self._trunk[0] != config.adapter.layers:
             self._trunk = config.adapter.layers, TrunkCache()
-        return replace(self._place, loaded=self._loaded[1], trunk=self._trunk[1])
+        return replace(self.place, loaded=self._loaded[1], trunk=self._trunk[1])
 
 
-def run_jobs(
-    jobs: Sequence[Work],
-    settings: Settings,
-    ended: Ended,
-    *,
-    workers: int = 1,
-    executor: Executor = "local",
-    place: Place | None = None,
-) -> None:
-    """Do the work that is not done yet: first what other work needs, then the rest.
+class Workers:
+    """Whoever does the work of a study: this process, several others, or a Ray cluster.
+
+    Processes stay for the work that comes later, with what they have loaded, until the block is left.
 
     Args:
-        jobs: what to do.
-        settings: for workers.
-        ended: told of every piece that has ended.
-        workers: processes side by side; 1 does everything in this one.
+        settings: where work finds things.
+        count: pieces side by side; with 1 everything is done in this process.
         executor: where: on this machine, or on a Ray cluster.
-        place: for work in this process, instead of ``settings``; a base model in it serves all of them.
+        here: the worker of this process; one of its own by default.
     """
-    worker = Worker(settings, place) if workers == 1 and executor == "local" else None
-    start = _starter(executor)
-    failed: set[Path] = set()
 
-    def note(job: Work, failure: str | None) -> None:
-        if failure is not None:
-            failed.add(job.path)
-        ended(job, failure)
+    def __init__(
+        self, settings: Settings, count: int = 1, executor: Executor = "local", here: Worker | None = None
+    ) -> None:
+        self._processes = _Processes(settings, count)
+        self._start = _starter(settings, count, executor, here or Worker(settings), self._processes)
 
-    for wave in (tuple(job for job in jobs if not job.needs), tuple(job for job in jobs if job.needs)):
-        ready = []
-        for job in wave:
-            broken = [path for path in job.needs if path in failed]
-            if broken:
-                note(job, f"a run that it stands on has failed: {broken[0]}")
-            else:
-                ready.append(job)
-        for job, failure in ((job, worker(job)) for job in ready) if worker else start(ready, settings, workers):
-            note(job, failure)
+    def __enter__(self) -> Workers:
+        return self
 
+    def __exit__(self, *error: object) -> None:
+        self._processes.close()
 
-def _starter(executor: Executor) -> Starter:
-    if executor == "local":
-        return _in_pool
-    from bayeslora.studies.ray_pool import in_ray
+    def run(self, work: Sequence[Work], ended: Ended) -> None:
+        """Do the work: first what other work needs, then the rest. ``ended`` is told of every piece that has ended."""
+        failed: set[Path] = set()
 
-    return in_ray
+        def note(it: Work, failure: str | None) -> None:
+            if failure is not None:
+                failed.add(it.path)
+            ended(it, failure)
 
-
-def _in_pool(jobs: Sequence[Work], settings: Settings, workers: int) -> Iterator[tuple[Work, str | None]]:
-    """Jobs in processes of their own. If one dies (of too little memory, say), its job has failed and the rest goes on."""
-    waiting = list(jobs)
-    while waiting:
-        for job, failure in _until_broken(waiting, settings, workers):
-            waiting.remove(job)
-            yield job, failure
-        suspects, waiting = (
-            waiting[:workers],
-            waiting[workers:],
-        )  # one of those that were running; alone it shows itself
-        for job in suspects:
-            alone = list(_until_broken([job], settings, 1))
-            yield alone[0] if alone else (job, "its process died; give it more memory, or use fewer workers")
+        for wave in (tuple(it for it in work if not it.needs), tuple(it for it in work if it.needs)):
+            ready = []
+            for it in wave:
+                broken = [path for path in it.needs if path in failed]
+                if broken:
+                    note(it, f"a run that it stands on has failed: {broken[0]}")
+                else:
+                    ready.append(it)
+            for it, failure in self._start(ready):
+                note(it, failure)
 
 
-def _until_broken(jobs: Sequence[Work], settings: Settings, workers: int) -> Iterator[tuple[Work, str | None]]:
-    """Jobs as they end, until all have or a process dies."""
-    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-    with ProcessPoolExecutor(workers, context, _start_worker, (settings,)) as pool:
-        running = {pool.submit(_run, job): job for job in jobs}
-        for future in as_completed(running):
-            try:
-                failure = future.result()
-            except BrokenProcessPool:
+def _starter(settings: Settings, count: int, executor: Executor, here: Worker, processes: _Processes) -> Starter:
+    if executor == "ray":
+        from bayeslora.studies.ray_pool import in_ray
+
+        return lambda work: in_ray(work, settings, count)
+    if count > 1:
+        return processes
+    return lambda work: ((it, here(it)) for it in work)
+
+
+class _Processes:
+    """Processes on this machine, started when there is work. If one dies (of too little memory, say), its work has failed and
+    the rest goes on."""
+
+    def __init__(self, settings: Settings, count: int) -> None:
+        self._settings, self._count = settings, count
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __call__(self, work: Sequence[Work]) -> Iterator[tuple[Work, str | None]]:
+        """Pieces of work as they end."""
+        waiting = list(work)
+        while waiting:
+            self._pool = self._pool or self._started(self._count)
+            for it, failure in _until_broken(self._pool, waiting):
+                waiting.remove(it)
+                yield it, failure
+            if not waiting:
                 return
-            yield running[future], failure
+            self.close()
+            suspects, waiting = waiting[: self._count], waiting[self._count :]
+            for it in suspects:  # one of those that were running; alone it shows itself
+                with self._started(1) as pool:
+                    alone = list(_until_broken(pool, [it]))
+                yield alone[0] if alone else (it, "its process died; give it more memory, or use fewer workers")
+
+    def _started(self, count: int) -> ProcessPoolExecutor:
+        context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+        return ProcessPoolExecutor(count, context, _start_worker, (self._settings, os.getpid()))
+
+    def close(self) -> None:
+        """End the processes; work that has not begun is not done."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        self._pool = None
+
+
+def _until_broken(pool: ProcessPoolExecutor, work: Sequence[Work]) -> Iterator[tuple[Work, str | None]]:
+    """Pieces of work as they end, until all have or a process dies."""
+    try:
+        running = {pool.submit(_run, it): it for it in work}
+        for future in as_completed(running):
+            yield running[future], future.result()
+    except BrokenProcessPool:
+        return
 
 
 _worker: Worker | None = None
 
 
-def _start_worker(settings: Settings) -> None:
+def _start_worker(settings: Settings, parent: int) -> None:
     global _worker
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     _worker = Worker(settings)
 
 
-def _run(job: Work) -> str | None:
+def _end_with(parent: int) -> None:
+    """End when the study's process is gone, even if it was killed: its run would stay locked, and its memory taken."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _run(work: Work) -> str | None:
     assert _worker is not None
-    return _worker(job)
+    return _worker(work)

@@ -10,7 +10,7 @@ from bayeslora.errors import InputError
 from bayeslora.progress import Reporter, Silent
 from bayeslora.studies.evaluated import METRICS
 from bayeslora.studies.plan import Job, Work
-from bayeslora.studies.pool import Executor, Settings, run_jobs
+from bayeslora.studies.pool import Executor, Settings, Worker, Workers
 from bayeslora.tasks import Task, find_task, require_gold
 from bayeslora.train.config import saved_run, to_dict
 from bayeslora.train.directory import RunDirectory
@@ -22,7 +22,7 @@ TOLD = (*METRICS, "cot_nll", "cot_ece")
 
 @dataclass
 class Runner:
-    """Makes what is missing; something that fails costs nothing else.
+    """Makes what is missing; something that fails costs nothing else. Processes stay until the block is left.
 
     Attributes:
         settings: where runs find things.
@@ -41,6 +41,14 @@ class Runner:
     def __post_init__(self) -> None:
         if self.workers < 0:
             raise InputError(f"workers is {self.workers}; give at least 1, or 0 to go by what is done")
+        place = Place(data_dir=self.settings.data_dir, device=self.settings.device, report=self.report)
+        self._workers = Workers(self.settings, self.workers, self.executor, Worker(self.settings, place))
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._workers.__exit__(*error)
 
     def run(self, work: Sequence[Work], what: str = "runs") -> None:
         """Do what has no result yet; directories that hold something else are refused before that."""
@@ -63,8 +71,7 @@ class Runner:
                 outcome = f"FAILED: {failure}"
             self.report.say(f"[{ended}/{len(missing)}] {it.label}: {outcome}")
 
-        place = Place(data_dir=self.settings.data_dir, device=self.settings.device, report=self.report)
-        run_jobs(missing, self.settings, tell, workers=self.workers, executor=self.executor, place=place)
+        self._workers.run(missing, tell)
 
 
 def require_readable(tasks: Sequence[str], data_dir: Path | None) -> None:

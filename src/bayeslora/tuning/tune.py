@@ -27,15 +27,14 @@ import numpy as np
 from bayeslora.errors import InputError
 from bayeslora.methods import find_method
 from bayeslora.models.device import resolve_device
-from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Reporter, Silent
 from bayeslora.studies.plan import Job, Work
-from bayeslora.studies.pool import Executor, Settings, run_jobs
+from bayeslora.studies.pool import Executor, Settings, Worker, Workers
 from bayeslora.tasks import load_task
 from bayeslora.train.config import RunConfig, to_dict
 from bayeslora.train.directory import RunDirectory
 from bayeslora.train.errors import RunsFailed
-from bayeslora.train.run import Place, load_base, train
+from bayeslora.train.run import Place, train
 from bayeslora.tuning.config import Tuning
 from bayeslora.tuning.constraints import BASELINE, outcomes_of
 from bayeslora.tuning.front import Floats
@@ -95,15 +94,18 @@ def tune(
     load_task(tuning.run.task, data_dir)
     space = Space(tuning.axes, replace(tuning.run, report_split="validation"))
     open_log(out / "trials.json", to_dict(tuning))  # another search is refused before anything is written
-    place = Place(data_dir=data_dir, device=device, report=report or Silent(), trunk=TrunkCache())
+    place = Place(data_dir=data_dir, device=device, report=report or Silent())
     if any(axis.name == "weight_decay" for axis in tuning.axes) and not _decays(tuning.run):
         place.report.say(
             f"note: method {tuning.run.method!r} has no point estimates here, so weight_decay changes nothing"
         )
     with RunDirectory(out).locked():
         log = open_log(out / "trials.json", to_dict(tuning))
-        search = _Search(tuning, space, out, log, place, workers, executor)
-        outcome = search.run()
+        settings = Settings(data_dir, device)
+        here = Worker(settings, place)
+        search = _Search(tuning, space, out, log, here, place.report)
+        with Workers(settings, workers, executor, here) as crew:
+            outcome = search.run(crew)
         write_outcome(outcome, space, out, resolve_device(device))
         config, applied = chosen_run(outcome, space), None
         if apply and config is not None:
@@ -115,16 +117,14 @@ def tune(
 
 
 class _Search:
-    def __init__(
-        self, tuning: Tuning, space: Space, out: Path, log: Log, place: Place, workers: int, executor: Executor
-    ) -> None:
+    def __init__(self, tuning: Tuning, space: Space, out: Path, log: Log, here: Worker, report: Reporter) -> None:
         self.tuning, self.space, self.out, self.log = tuning, space, out, log
-        self.place, self.workers, self.executor, self.report = place, workers, executor, place.report
+        self.here, self.report = here, report
 
-    def run(self) -> Outcome:
+    def run(self, workers: Workers) -> Outcome:
         baseline = self._baseline()
         while True:
-            self._run(self.log.planned)
+            self._run(self.log.planned, workers)
             outcome = Outcome(self.tuning, tuple(self.log.trials), baseline)
             new = self._next(outcome)
             if not new:
@@ -132,10 +132,9 @@ class _Search:
             self.log.plan(new)
 
     def train(self, config: RunConfig, path: Path, *, force: bool = False) -> dict[str, Any]:
-        """One run in this process, with the base model that is loaded already."""
-        if self.place.loaded is None and (force or not RunDirectory(path).result.exists()):
-            self.place = replace(self.place, loaded=load_base(config, self.place.device))
-        return train(config, path, self.place, force=force)
+        """One run in this process, with the base model that its worker has loaded already."""
+        is_done = RunDirectory(path).result.exists() and not force
+        return train(config, path, self.here.place if is_done else self.here.prepared(config), force=force)
 
     def _baseline(self) -> dict[str, float]:
         """LoRA with the settings that are not searched, at its own learning rate, if a constraint asks for it."""
@@ -153,7 +152,7 @@ class _Search:
         self.report.say("LoRA, which constraints are relative to:")
         return outcomes_of(self.train(config, self.out / "baseline"))
 
-    def _run(self, trials: Sequence[Trial]) -> None:
+    def _run(self, trials: Sequence[Trial], workers: Workers) -> None:
         """Run trials; one that fails is noted and costs no other."""
         planned = {trial.path(self.out): trial for trial in trials}
         jobs = [Job(self.space.config(trial.values), path) for path, trial in planned.items()]
@@ -162,12 +161,7 @@ class _Search:
             outcomes = {} if failure else outcomes_of(RunDirectory(job.path).read_result())
             self._note(planned[job.path], outcomes, failure)
 
-        if not jobs:
-            return
-        if self.workers == 1 and self.executor == "local" and self.place.loaded is None:
-            self.place = replace(self.place, loaded=load_base(jobs[0].config, self.place.device))
-        settings = Settings(self.place.data_dir, self.place.device)
-        run_jobs(jobs, settings, ended, workers=self.workers, executor=self.executor, place=self.place)
+        workers.run(jobs, ended)
 
     def _note(self, trial: Trial, outcomes: Mapping[str, float], failure: str | None) -> None:
         bad = [name for name, value in outcomes.items() if not np.isfinite(value)]
