@@ -184,7 +184,7 @@ def test_nothing_is_run_twice(done, monkeypatch):
 
     before = {name: it for name, it in contents(done).items() if name != "pareto.png"}
     monkeypatch.setattr(pool, "train", refuse)
-    monkeypatch.setattr(module, "load_base", refuse)
+    monkeypatch.setattr(pool, "load_base", refuse)
     monkeypatch.setattr(proposing, "propose", refuse)
     assert tune(tuning(), done).text == (done / "trials.md").read_text(encoding="utf-8")
     assert {name: it for name, it in contents(done).items() if name != "pareto.png"} == before
