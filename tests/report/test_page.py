@@ -238,7 +238,9 @@ def test_a_comparison_has_the_recomputed_table_its_failures_rates_and_links(stud
     assert any(page.column("mine", "NLL ↓")[best].startswith(text) for text in page.bold)
     assert page.tables["table-failures"][1] == ["mine, bbb, seed 1", "ArithmeticError: lost <b>bbb</b>"]
     assert "mine, bbb (seed 1)" in page.text and "mine → other, bbb (seed 1)" in page.text
-    assert page.column("rates", "factor")["mine/lora"] == f"×{factor:g}"
+    assert page.column("rates", "chosen")["mine/lora"] == f"×{factor:g}"
+    searched = table["rate_search"]["mine/lora"][f"{factor:g}"]
+    assert page.column("rates", f"×{factor:g}")["mine/lora"] == f"{searched:.4f}"
     assert "AUROC, entropy ↑" in page.tables["table-mine-to-other"][0]
     figures = {path.stem for path in (tmp_path / "report/figures").glob("*.svg")}
     assert figures == {

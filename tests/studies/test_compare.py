@@ -246,8 +246,24 @@ def test_the_factor_with_the_least_validation_nll_is_used(tmp_path):
         ]
         nll[factor] = min(it["validation"]["nll"] for it in history)
     assert chosen == min(nll, key=nll.get)
+    assert record["rate_search"] == {"task/lora": {"1": nll[1.0], "30": nll[30.0]}}
     path = run_path(tmp_path / "study", task_directory(), "temperature", chosen, 0)
     assert read_json(path / "config.json")["training"]["learning_rate"] == pytest.approx(7e-4 * chosen)
+
+
+def test_a_search_run_that_fails_is_told_and_is_not_chosen(tmp_path, monkeypatch):
+    from bayeslora.studies import pool
+
+    train = pool.train
+
+    def failing(config, *args, **kwargs):
+        return 1 / 0 if config.training.learning_rate < 1e-3 else train(config, *args, **kwargs)
+
+    monkeypatch.setattr(pool, "train", failing)
+    compared = compare(study(methods=("lora",), rate_factors=(1.0, 30.0), seeds=(0,)), tmp_path / "study")
+    record = read_json(tmp_path / "study" / "table.json")
+    assert record["chosen_rate_factors"] == {"task/lora": 30.0} and record["rate_search"]["task/lora"]["1"] is None
+    assert compared.failures == {"task, lora, seed 0": "ZeroDivisionError: division by zero"}
 
 
 # What goes wrong ------------------------------------------------------------------------------------------------------

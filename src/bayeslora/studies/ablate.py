@@ -235,9 +235,10 @@ def ablate(
     for task in (study.task, *study.shift):
         load_task(task, data_dir)
     require_readable((study.task, *study.shift), data_dir)
-    with RunDirectory(place).locked(), runner:
-        runner.run(list({job.path: job for it in studies for job in it.jobs.values()}.values()))
-        runner.run([evaluation for it in studies for evaluation in it.evaluations()], "evaluations")
+    with RunDirectory(place).locked():
+        with runner:
+            runner.run(list({job.path: job for it in studies for job in it.jobs.values()}.values()))
+            runner.run([evaluation for it in studies for evaluation in it.evaluations()], "evaluations")
         return [it.report() for it in studies]
 
 

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +67,17 @@ class _Study:
     study: Comparison
     out: Path
     runner: Runner
+    searched: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    """Validation NLL by factor of the learning rate, for each task and method; nothing where a run failed."""
 
     def run(self) -> Compared:
-        chosen = self._search()
-        jobs = plan(self.study, self.out, chosen)
-        self.runner.run(jobs)
-        wanted = {(job.config.task, job.config.method, job.config.seed): job.path for job in jobs}
-        shifts = self._shifts(wanted)
-        self.runner.run([it for shift in shifts.values() for it in shift], "evaluations on other tasks")
+        with self.runner:
+            chosen = self._search()
+            jobs = plan(self.study, self.out, chosen)
+            self.runner.run(jobs)
+            wanted = {(job.config.task, job.config.method, job.config.seed): job.path for job in jobs}
+            shifts = self._shifts(wanted)
+            self.runner.run([it for shift in shifts.values() for it in shift], "evaluations on other tasks")
         questions: dict[str, QuestionSection] = {}
         tokens: dict[str, TokenSection] = {}
         for task in self.study.tasks:
@@ -108,10 +111,12 @@ class _Study:
         for task, method in pairs:
             found = {f: _validation_nll(run_path(self.out, task, method, f, seed)) for f in factors}
             chosen[task, method] = min(found, key=lambda f: (found[f], abs(np.log(f))))
-            told = ", ".join(f"×{f:g}: {nll:.4f}" for f, nll in found.items())
-            self.runner.report.say(
-                f"{task_name(task)}, {method}: validation nll {told}; ×{chosen[task, method]:g} it is"
+            what = f"{task_name(task)}/{method}"
+            self.searched[what] = {f"{f:g}": nll if np.isfinite(nll) else None for f, nll in found.items()}
+            told = ", ".join(
+                f"×{f}: {'failed' if nll is None else f'{nll:.4f}'}" for f, nll in self.searched[what].items()
             )
+            self.runner.report.say(f"{what}: validation nll {told}; ×{chosen[task, method]:g} it is")
         return chosen
 
     def _done(self, task: str, wanted: Wanted) -> Places:
@@ -198,6 +203,7 @@ class _Study:
             "study": to_dict(self.study),
             "environment": describe_environment(resolve_device(self.runner.settings.device)),
             "chosen_rate_factors": {f"{task_name(task)}/{method}": factor for (task, method), factor in chosen.items()},
+            "rate_search": self.searched,
             "sections": {title: section.record for title, section in sections.items()},
             "failures": self.runner.failures,
         }
@@ -232,7 +238,7 @@ def compare(
         if not isinstance(tasks[name], Task):
             _require_learnable(study.method_names, name)
     require_readable(study.shift, data_dir)
-    with RunDirectory(out).locked(), runner:
+    with RunDirectory(out).locked():
         return _Study(study, out, runner).run()
 
 

@@ -120,10 +120,20 @@ class _Comparison:
         factors = self.study["rate_factors"]
         if len(factors) < 2:
             return Section("Learning rates", [])
-        rows = [[what, f"×{factor:g}"] for what, factor in self.record["chosen_rate_factors"].items()]
-        tried = ", ".join(f"×{factor:g}" for factor in factors)
-        caption = f"Of {tried}, the factor of the learning rate with the least validation NLL on the first seed."
-        return Section("Learning rates", [Plain("rates", ["task / method", "factor"], rows, caption, frozenset({1}))])
+        tried = [f"{factor:g}" for factor in factors]
+        searched = self.record.get("rate_search", {})
+
+        def shown(what: str, factor: str) -> str:
+            nll = searched.get(what, {}).get(factor)
+            return "—" if nll is None else f"{nll:.4f}"
+
+        rows = [
+            [what, *(shown(what, factor) for factor in tried), f"×{chosen:g}"]
+            for what, chosen in self.record["chosen_rate_factors"].items()
+        ]
+        head = ["task / method", *(f"×{factor}" for factor in tried), "chosen"]
+        caption = "Validation NLL on the first seed by factor of the learning rate, and the factor with the least; — where a run failed."
+        return Section("Learning rates", [Plain("rates", head, rows, caption, frozenset(range(1, len(head))))])
 
     def _runs(self) -> Section:
         rows = []
