@@ -132,7 +132,9 @@ class _Comparison:
             for what, chosen in self.record["chosen_rate_factors"].items()
         ]
         head = ["task / method", *(f"×{factor}" for factor in tried), "chosen"]
-        caption = "Validation NLL on the first seed by factor of the learning rate, and the factor with the least; — where a run failed."
+        caption = (
+            "Validation NLL on the first seed by factor of the learning rate, and the one chosen; — where a run failed."
+        )
         return Section("Learning rates", [Plain("rates", head, rows, caption, frozenset(range(1, len(head))))])
 
     def _runs(self) -> Section:
