@@ -301,6 +301,8 @@ def test_all_ablations_have_a_name_and_values_belong_to_one(capsys, monkeypatch,
     assert bayeslora(*options("rank", tmp_path / "study", "--values", 2), "flow-depth") == 2
     assert bayeslora("ablate", "rank", "shape", *options("x", tmp_path / "study", "--values", 2)[2:]) == 2
     assert "give values for one" in capsys.readouterr().err
+    assert bayeslora("ablate", "rank", "rank", *options("x", tmp_path / "study")[2:]) == 2
+    assert "names one twice (rank, rank)" in (err := capsys.readouterr().err) and err.count("\n") == 1
 
 
 def test_help_lists_every_ablation(capsys):

@@ -36,7 +36,7 @@ from bayeslora.studies.question_sections import (
     shift_section,
 )
 from bayeslora.studies.runner import Runner, require_readable
-from bayeslora.studies.study import task_name
+from bayeslora.studies.study import require_distinct, task_name
 from bayeslora.studies.tables import ABOUT_SHIFT, HOW_TO_READ, Tables
 from bayeslora.tasks import load_task
 from bayeslora.train.config import to_dict
@@ -224,6 +224,7 @@ def ablate(
         executor: where they are: on this machine, or on a Ray cluster.
         report: told how it goes.
     """
+    require_distinct("the command", names)
     ablations = [find_ablation(name) for name in names]
     if not ablations:
         raise InputError(f"no ablation is named; choose {', '.join(ABLATIONS)}, or all")
