@@ -133,12 +133,8 @@ def _cut_passage(
     start = len(item.prompt.head)
     stop = start + len(item.prompt.passage)
     passage = [index for index, (_, end) in enumerate(offsets) if start < end <= stop]
-    if excess > len(passage):
-        raise InputError(
-            f"item {item.id!r}: question and options need {len(ids) - len(passage) + longest} tokens without its passage, "
-            f"and at most {max_tokens} are allowed; allow more or leave it out"
-        )
-    while excess < len(passage) and offsets[passage[excess]][0] < offsets[passage[excess - 1]][1]:
+    excess = min(excess, len(passage))
+    while 0 < excess < len(passage) and offsets[passage[excess]][0] < offsets[passage[excess - 1]][1]:
         excess += 1
     left_out = set(passage[:excess])
     return [token for index, token in enumerate(ids) if index not in left_out]
