@@ -126,6 +126,23 @@ def test_questions_that_do_not_fit(smollm2: Any) -> None:
     )
 
 
+@pytest.mark.parametrize(("whole", "fits"), [(0, False), (52, False), (53, True), (400, True)])
+def test_questions_that_stay_whole(smollm2: Any, whole: int, fits: bool) -> None:
+    item = read_choices(ARC_EASY).item
+    if fits:
+        assert encode_item(item, smollm2, "text", 50, whole) == encode_item(item, smollm2, "text")
+    else:
+        with pytest.raises(InputError, match=f"need 53 tokens without its passage, and at most {max(50, whole)} are"):
+            encode_item(item, smollm2, "text", 50, whole)
+
+
+def test_a_passage_is_cut_however_much_may_stay_whole(smollm2: Any) -> None:
+    item = read_boolq(BOOLQ).item
+    assert encode_item(item, smollm2, "text", 40, 1000) == encode_item(item, smollm2, "text", 40)
+    bare = encode_item(item, smollm2, "text", 10, 1000)
+    assert bare == encode_item(item, smollm2, "text", 20) and len(bare.prompt_ids) < 20
+
+
 def test_other_errors(smollm2: Any) -> None:
     item = read_choices(ARC_EASY).item
     assert failure(item, smollm2, "leter") == "unknown scoring 'leter'; choose text or letter (did you mean 'letter'?)"

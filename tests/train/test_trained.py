@@ -27,7 +27,7 @@ from bayeslora.train import AdapterConfig, PredictionConfig, train
 from bayeslora.train.trained import TrainedModel
 from tasks.cases import write_lines
 from train import tiny
-from train.tiny import bayeslora, contents, question, read_json, run_config
+from train.tiny import bayeslora, contents, options, question, read_json, run_config, write_task
 
 ASK = ("Is 3 even?", ["yes", "no"])
 WORDS = ["--question", "Is 3 even?", "--choice", "yes", "--choice", "no"]
@@ -97,6 +97,20 @@ def test_evaluating_another_task_and_split(trained: Path, tmp_path: Path, capsys
         told = json.loads(capsys.readouterr().out)
         assert told["task"] == str(other) and told["split"] == split
         assert told["counts"] == {split: {"questions": number}}
+
+
+def test_a_long_question_of_another_task_stays_whole_if_the_model_can_read_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A study is not lost for one question that is longer than what was learnt from."""
+    assert bayeslora(*options(tmp_path / "run", "--max-tokens", 100)) == 0
+    for words, code in ((40, 0), (200, 2)):  # about 240 and 1,200 tokens; the model reads 512
+        rows = [question(k) for k in range(19)] + [question(19, question="Is it even? " * words)]
+        long = write_task(tmp_path / str(words), test=rows)
+        assert bayeslora("evaluate", tmp_path / "run", "--task", long, "--json", "--quiet") == code
+    shown = capsys.readouterr()
+    assert json.loads(shown.out.splitlines()[-1])["counts"] == {"test": {"questions": 20}}
+    assert "tokens without its passage, and at most 512 are allowed" in shown.err
 
 
 def test_an_evaluation_is_written_where_it_is_asked_for(

@@ -28,7 +28,7 @@ class Predictor:
         scorer: scores options with the adapted model.
         tokenizer: of the model.
         scoring: what answers a question, the option's text or its letter.
-        max_tokens: of a prompt with an option.
+        max_tokens: of a prompt with an option, to which passages are cut.
         samples: draws of the weights that are averaged; 0 uses the posterior mean.
         seed: of the draws.
         batch_tokens: computed at once.
@@ -77,5 +77,9 @@ class Predictor:
         )
 
     def encode(self, items: Sequence[Item]) -> list[EncodedItem]:
-        """The questions as token ids."""
-        return encode_items(items, self.tokenizer, self.scoring, self.max_tokens)
+        """The questions as token ids.
+
+        Passages are cut to ``max_tokens``. A question that is longer by itself stays whole, as long as the model can read
+        it: those of a benchmark are all to be answered.
+        """
+        return encode_items(items, self.tokenizer, self.scoring, self.max_tokens, self.scorer.context or 0)

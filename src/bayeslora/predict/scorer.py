@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from bayeslora.adapter.base import Holder, find_any_holder
 from bayeslora.adapter.holder import PosteriorHolder
 from bayeslora.errors import InputError
+from bayeslora.models.context import context_length
 from bayeslora.posterior import LaplacePosterior
 from bayeslora.posterior.noise import Variates
 from bayeslora.predict.mc import average_draws
@@ -61,6 +62,11 @@ class Scorer:
     def device(self) -> torch.device:
         """Where the model is."""
         return next(self.model.parameters()).device
+
+    @property
+    def context(self) -> int | None:
+        """Tokens of the longest text that the model can read, if it is known."""
+        return context_length(self.model)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ import torch
 from bayeslora.adapter.base import find_any_holder
 from bayeslora.adapter.holder import PosteriorHolder
 from bayeslora.errors import InputError
+from bayeslora.models.context import context_length
 from bayeslora.predict.answers import Answer
 from bayeslora.predict.generate import Prompt, Writing, encode_prompts
 from bayeslora.predict.options import packed_length
@@ -94,8 +94,7 @@ class Engine:
         self.trained = replace(trained, config=replace(trained.config, training=training))
         self.limits = limits
         self._tokenizer = trained.loaded.tokenizer
-        config: Any = trained.loaded.model.config
-        self._context: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+        self._context = context_length(trained.loaded.model)
         own = isinstance(find_any_holder(trained.model), PosteriorHolder)
         self.batches_questions = own  # the noise of others may depend on what else is in the batch
         self.batches_texts = own and next(trained.loaded.model.parameters()).dtype == torch.float32

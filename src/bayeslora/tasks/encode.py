@@ -44,11 +44,12 @@ class Questions:
 
 
 def encode_item(
-    item: Item, tokenizer: PreTrainedTokenizerBase, scoring: Scoring, max_tokens: int = MAX_TOKENS
+    item: Item, tokenizer: PreTrainedTokenizerBase, scoring: Scoring, max_tokens: int = MAX_TOKENS, whole: int = 0
 ) -> EncodedItem:
     """Token ids of at most ``max_tokens`` for the prompt and its longest option.
 
-    If they are more, whole tokens at the beginning of the passage are left out; nothing else ever is.
+    If they are more, whole tokens at the beginning of the passage are left out; nothing else ever is. A question that is
+    longer even without its passage is refused, unless it has at most ``whole`` tokens then.
 
     Labels must be one token each. Many tokenizers write ``" 1"`` as a space and a digit: what all labels of an item have
     in common at their beginning is moved to the end of the prompt, which leaves the probabilities among them as they are.
@@ -64,16 +65,21 @@ def encode_item(
     longest = max(map(len, option_ids))
     excess = len(prompt_ids) + longest - max_tokens
     if excess > 0:
-        prompt_ids = _cut_passage(item, tokenizer, excess, longest, max_tokens)
+        prompt_ids = _cut_passage(item, tokenizer, excess, longest, max(max_tokens, whole))
     return EncodedItem(prompt_ids + shared, [ids[len(shared) :] for ids in option_ids])
 
 
 def encode_items(
-    items: Iterable[Item], tokenizer: PreTrainedTokenizerBase, scoring: Scoring, max_tokens: int = MAX_TOKENS
+    items: Iterable[Item],
+    tokenizer: PreTrainedTokenizerBase,
+    scoring: Scoring,
+    max_tokens: int = MAX_TOKENS,
+    whole: int = 0,
 ) -> list[EncodedItem]:
     """Token ids of all items, behind what the tokenizer begins a text with."""
     beginning = beginning_ids(tokenizer)
-    encoded = (encode_item(item, tokenizer, scoring, max_tokens - len(beginning)) for item in items)
+    limits = max_tokens - len(beginning), whole - len(beginning)
+    encoded = (encode_item(item, tokenizer, scoring, *limits) for item in items)
     return [EncodedItem(beginning + item.prompt_ids, item.option_ids) for item in encoded]
 
 
@@ -125,14 +131,18 @@ def continuation_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]
     return both[len(anchor) :] if both[: len(anchor)] == anchor else plain_ids(text, tokenizer)
 
 
-def _cut_passage(
-    item: Item, tokenizer: PreTrainedTokenizerBase, excess: int, longest: int, max_tokens: int
-) -> list[int]:
+def _cut_passage(item: Item, tokenizer: PreTrainedTokenizerBase, excess: int, longest: int, most: int) -> list[int]:
     """The prompt without at least the first ``excess`` tokens of its passage, and without half characters."""
     ids, offsets = _with_offsets(item, tokenizer)
     start = len(item.prompt.head)
     stop = start + len(item.prompt.passage)
     passage = [index for index, (_, end) in enumerate(offsets) if start < end <= stop]
+    needed = len(ids) - len(passage) + longest
+    if excess > len(passage) and needed > most:
+        raise InputError(
+            f"item {item.id!r}: question and options need {needed} tokens without its passage, and at most {most} are "
+            "allowed; allow more or leave it out"
+        )
     excess = min(excess, len(passage))
     while 0 < excess < len(passage) and offsets[passage[excess]][0] < offsets[passage[excess - 1]][1]:
         excess += 1

@@ -51,8 +51,9 @@ class DataConfig:
     scoring: Literal["text", "letter"] = "text"
     """What answers a question: the option's text (length-normalised), or its letter. Small models need text."""
     max_tokens: int = 1024
-    """Longest prompt with an option, in tokens; only a passage is ever cut, from the left. Also the size of the blocks that
-    running text is cut into, and of the longest problem with its solution that is learnt from."""
+    """Longest prompt with an option, in tokens; only a passage is ever cut, from the left. When a run is evaluated, a question
+    that is longer without any passage stays whole, as far as the model can read. Also the size of the blocks that running
+    text is cut into, and of the longest problem with its solution that is learnt from."""
     max_train: int | None = None
     """Use that many training questions (blocks of text, problems) only, chosen at random, the same ones for every seed."""
 
