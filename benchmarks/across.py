@@ -1,6 +1,6 @@
 """A comparison across its tasks: one table for each metric, with methods as rows and tasks as columns.
 
-python benchmarks/across.py TABLE.json [TABLE.json ...] [--section ARC-EASY ...] > tables.md
+python benchmarks/across.py TABLE.json [TABLE.json ...] [--section ARC-EASY ...] [--metrics nll aurc] > tables.md
 
 Each TABLE.json is the record that `bayeslora compare` has written; several are put side by side. The last column is the mean
 rank of a method over the tasks that it and all others have; with --ranks there is one table of those alone.
@@ -17,8 +17,10 @@ from statistics import mean
 from typing import Any
 
 from bayeslora.report.table import COLUMNS, Cell, Column, Row, markdown
+from bayeslora.studies.question_sections import SHIFT_COLUMNS
 
 RANK = "rank"
+KNOWN = {column.metric: column for column in SHIFT_COLUMNS}
 
 
 def cells(sections: Mapping[str, Any], metric: str) -> dict[str, dict[str, Cell]]:
@@ -26,9 +28,9 @@ def cells(sections: Mapping[str, Any], metric: str) -> dict[str, dict[str, Cell]
     found: dict[str, dict[str, Cell]] = {}
     for task, methods in sections.items():
         for method, record in methods.items():
-            values = tuple(run["metrics"][metric] for run in record["runs"])
+            values = tuple(run["metrics"][metric] for run in record["runs"] if metric in run["metrics"])
             if values:
-                found.setdefault(method, {})[task] = Cell(values, record["ties_best"].get(metric, False))
+                found.setdefault(method, {})[task] = Cell(values, record.get("ties_best", {}).get(metric, False))
     return found
 
 
@@ -49,7 +51,7 @@ def tables(sections: Mapping[str, Any], columns: Sequence[Column] = COLUMNS) -> 
     """A table in Markdown for each metric, by its title."""
     found = {}
     for column in columns:
-        shown = [replace(column, metric=task, title=task) for task in sections]
+        shown = [replace(column, metric=task, title=task.split(" → ")[-1]) for task in sections]
         rank = Column(RANK, "mean rank", digits=1)
         rows = with_ranks(cells(sections, column.metric), list(sections), column)
         unit = ", per cent" if column.factor == 100 else ""
@@ -82,13 +84,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="+", type=Path)
     parser.add_argument("--section", nargs="*", default=[], help="tasks, in the order wanted; all by default")
+    parser.add_argument("--metrics", nargs="*", choices=KNOWN, default=[column.metric for column in COLUMNS])
     parser.add_argument("--ranks", action="store_true", help="mean ranks over the tasks alone")
     given = parser.parse_args()
     if given.ranks:
         order = sorted(COLUMNS, key=lambda column: column.metric != "nll")
         print(rank_table(read_sections(given.tables, given.section), order))
         return
-    for title, text in tables(read_sections(given.tables, given.section)).items():
+    columns = [KNOWN[metric] for metric in given.metrics]
+    for title, text in tables(read_sections(given.tables, given.section), columns).items():
         print(f"**{title}**\n\n{text}\n")
 
 

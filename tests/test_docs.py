@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
+import runpy
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,9 +85,14 @@ def test_figures_of_the_readme() -> None:
 
 
 def printed_by(script: str, *given: object) -> str:
-    """What a script of the benchmarks prints."""
-    command = [sys.executable, f"benchmarks/{script}.py", *map(str, given)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    """What a script of the benchmarks prints, without a process of its own."""
+    path, printed = ROOT / "benchmarks" / f"{script}.py", io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.chdir(ROOT)
+        patch.setattr(sys, "argv", [str(path), *map(str, given)])
+        patch.syspath_prepend(path.parent)
+        runpy.run_path(str(path), run_name="__main__")
+    return printed.getvalue().strip()
 
 
 SIX = ["arc-easy", "arc-challenge", "openbookqa", "winogrande-s", "winogrande-m", "boolq"]
@@ -106,6 +113,47 @@ def test_tables_of_the_comparison(records: list[str], tasks: list[str], metrics:
     titled = zip(*[iter(printed.split("\n\n"))] * 2, strict=True)
     tables = {title.strip("*").split()[0]: table for title, table in titled}
     assert len(tables) == 3 and all(tables[metric] in page for metric in metrics)
+
+
+SHIFTS = [
+    f"openbookqa → {to}" for to in ("arc-challenge", "arc-easy", "mmlu-cs", "mmlu-eng", "mmlu-law", "mmlu-health")
+]
+ALL_OF_SHIFT = ["nll", "ece", "acc", "aurc", "shift_auroc_epistemic", "shift_auroc_entropy"]
+
+
+@pytest.mark.parametrize(
+    ("page", "script", "given", "count"),
+    [
+        ("shift", "across", ["shift/openbookqa.json", "--section", *SHIFTS, "--metrics", *ALL_OF_SHIFT], 6),
+        ("shift", "sections", ["shift/openbookqa.json", "--section", "openbookqa"], 1),
+        ("language-modelling", "sections", ["wikitext2/table.json"], 2),
+        ("language-modelling", "sections", ["wikitext2/one-draw.json"], 2),
+        ("mathematics", "sections", ["math/table.json", "math/aime.json"], 3),
+        (
+            "comparison",
+            "smoothed",
+            ["--off", "table/arc-easy.json", "table/cut.json", "--on", "smoothing/arc-easy.json", "smoothing/cut.json"],
+            3,
+        ),
+    ],
+    ids=["shifts", "what was learnt before them", "text", "text, one draw", "mathematics", "smoothing"],
+)
+def test_tables_of_the_studies(page: str, script: str, given: list[str], count: int) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    words = [f"benchmarks/results/{word}" if word.endswith(".json") else word for word in given]
+    tables = printed_by(script, *words).split("\n\n")[1::2]
+    assert len(tables) == count and all(table in text for table in tables)
+
+
+@pytest.mark.parametrize("task", ["arc-easy", "arc-challenge"])
+def test_quality_of_late_draws(task: str) -> None:
+    column = {"arc-easy": 3, "arc-challenge": 4}[task]
+    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    table = page.split("| draws differ in | time, from the table above |")[1].split("\n\n")[0]
+    shown = [line.split("|")[column].strip() for line in table.splitlines()[2:]]
+    record = json.loads((ROOT / f"benchmarks/results/frontier/{task}.json").read_text(encoding="utf-8"))
+    mean, *others = (f"{row['validation_nll']:.3f}" for row in record["rows"])
+    assert shown == [*others[:4], mean, *others[4:]]
 
 
 def test_ranks_to_choose_by() -> None:
