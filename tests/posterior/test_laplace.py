@@ -245,7 +245,36 @@ def test_variances_of_functions_are_those_of_the_dense_matrices(scope, scale):
     for name, factor, precision in blocks(scope):
         J = layers[name][factor].flatten(2)
         want += scale**2 * J @ torch.linalg.inv(precision) @ J.mT
-    torch.testing.assert_close(made.functional_variance(rows), want)
+    torch.testing.assert_close(made.functional_variance(rows)[0], want)
+
+
+@SCOPES
+def test_variances_at_several_precisions_are_those_of_each_in_use(scope):
+    made = laplace(scope)
+    precisions, rows = [1e-6, 0.3, 40.0, 1e6], jacobian(made)
+    found = made.functional_variance(rows, precisions)
+    for precision, got in zip(precisions, found, strict=True):
+        made.prior_precision = precision
+        torch.testing.assert_close(got, made.functional_variance(rows)[0])
+        assert (torch.linalg.eigvalsh(got) > -1e-9 * got.max()).all()
+
+
+def test_variances_in_float32_are_not_lost_where_the_curvature_is_large():
+    """They are as small as 1e-8 of what they would be without curvature, less than float32 can tell from nothing."""
+    generator = torch.Generator().manual_seed(0)
+    Q = torch.linalg.qr(torch.randn(1, 40, 4, generator=generator, dtype=torch.float64)).Q
+    U = torch.linalg.qr(torch.randn(1, 3, 3, generator=generator, dtype=torch.float64)).Q
+    exact = Spectrum(U, torch.full((1, 3), 1e4).double(), Q, torch.full((1, 4), 1e4).double())
+    coordinates = torch.randn(1, 2, 5, 3, 4, generator=generator, dtype=torch.float64)
+    x = U @ coordinates @ Q[:, None, None].mT  # nothing outside the directions that are kept
+    rough = Spectrum(
+        *(getattr(exact, name).float() for name in ("small_vectors", "small_values", "long_vectors", "long_values"))
+    )
+    want = torch.einsum("lnorc,lnqrc->noq", coordinates, coordinates) / (1e8 + 1.0)
+    torch.testing.assert_close(exact.inverse_grams(x, torch.ones(1))[0], want)
+    torch.testing.assert_close(
+        rough.inverse_grams(x.float(), torch.ones(1))[0], want, rtol=1e-3, atol=1e-3 * float(want.max())
+    )
 
 
 def test_variances_of_functions_are_those_of_draws():
@@ -259,7 +288,7 @@ def test_variances_of_functions_are_those_of_draws():
             for J, drawn, point in ((by_A, A, a), (by_B, B, b))
         )
     got = torch.einsum("sno,snp->nop", f, f) / len(f)
-    torch.testing.assert_close(got, made.functional_variance(rows), rtol=0.04, atol=0.5)
+    torch.testing.assert_close(got, made.functional_variance(rows)[0], rtol=0.04, atol=0.5)
 
 
 @SCOPES

@@ -101,7 +101,7 @@ def test_the_covariance_is_that_of_the_dense_precisions(scope):
     items = questions(count=3)
     posterior.scale = 1.5
     _, found = jacobians(model, posterior, items)
-    got = posterior.functional_variance(found)
+    (got,) = posterior.functional_variance(found)
     for row, item in enumerate(items):
         _, want = dense_moments(model, posterior, item)
         own = len(want)

@@ -45,6 +45,33 @@ class Spectrum:
         change = U @ (shrinkage.unsqueeze(1) * (U.mT @ (x @ Q))) @ Q.mT
         return (x - change) / precision.sqrt()
 
+    def inverse_grams(self, x: Tensor, precisions: Tensor) -> Tensor:
+        """``x Λ⁻¹ xᵀ`` at each of ``k`` values of ``τ``, ``[k, N, O, O]``, of matrices ``x [L, N, O, R, d]`` as rows, summed
+        over the layers.
+
+        In the directions that are kept ``Λ`` is ``s c + τ`` and in all others ``τ``. Both parts are sums of squares, so no
+        variance can be negative, and what is long is gone through once for all ``τ``.
+        """
+        within = x @ self.long_vectors[:, None, None]
+        rest = x - within @ self.long_vectors.mT[:, None, None]
+        coordinates = _widened(self.small_vectors.mT[:, None, None] @ within)
+        outside = _grams(_widened(rest))
+        weights = 1.0 / (_widened(self.eigenvalues) + precisions.to(coordinates).view(-1, 1, 1, 1))
+        inside = [_grams(coordinates, weight) for weight in weights]
+        return torch.stack([outside / tau + part for tau, part in zip(precisions.to(outside), inside, strict=True)])
+
+
+def _widened(x: Tensor) -> Tensor:
+    """In float64, which Apple's devices do not have: a covariance of log-probabilities is singular, and the root of one in
+    float32 has but three digits."""
+    return x if x.device.type == "mps" else x.double()
+
+
+def _grams(x: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Products ``[N, O, O]`` of rows ``x [L, N, O, R, d]``, each entry weighted if weights ``[L, R, d]`` are given."""
+    weighted = x if weights is None else x * weights[:, None, None]
+    return torch.einsum("lnop,lnqp->noq", weighted.flatten(3), x.flatten(3))
+
 
 def spectrum(small: Tensor, long: Tensor, rank: int) -> Spectrum:
     """The ``rank`` largest directions of ``S ⊗ C``, given ``S [L, R, R]`` and a root of ``C = W Wᵀ`` as ``W [L, d, m]``."""

@@ -232,25 +232,23 @@ class LaplacePosterior(Posterior):
         return math.exp(0.5 * (low + high))
 
     @torch.no_grad()
-    def functional_variance(self, jacobian: Sequence[tuple[Tensor, Tensor]], precision: float | None = None) -> Tensor:
-        """``J Λ⁻¹ Jᵀ``, the covariance ``[N, O, O]`` of ``O`` outputs for each of ``N`` inputs, posterior scale included.
+    def functional_variance(
+        self, jacobian: Sequence[tuple[Tensor, Tensor]], precisions: Sequence[float] | None = None
+    ) -> Tensor:
+        """``J Λ⁻¹ Jᵀ``, covariances ``[k, N, O, O]`` of ``O`` outputs for each of ``N`` inputs, posterior scale included.
 
         Args:
             jacobian: for each of ``random_groups`` the derivatives by ``A``, ``[L, N, O, R, i]``, and by ``B``,
                 ``[L, N, O, o, R]``.
-            precision: ``τ``; the one in use if not given.
+            precisions: ``k`` values of ``τ``; the one in use if not given.
         """
-        tau = self._precision if precision is None else self._precision.new_tensor(precision)
-        total: Tensor | None = None
-        for group, (by_A, by_B) in zip(self.random_groups, jacobian, strict=True):
-            for factor, rows in (("A", by_A), ("B", by_B.mT)):
-                root = self._spectrum(factor, group).inverse_root(rows.flatten(1, 2), tau)
-                # the covariance is singular, as probabilities sum to one: in float32 its root has but three digits
-                root = root.unflatten(1, rows.shape[1:3]).flatten(3).to(_widest(root.device))
-                term = torch.einsum("lnop,lnqp->noq", root, root)
-                total = term if total is None else total + term
-        assert total is not None
-        return self.scale**2 * total
+        taus = self._precision.reshape(1) if precisions is None else self._precision.new_tensor(precisions)
+        terms = [
+            self._spectrum(factor, group).inverse_grams(rows, taus)
+            for group, (by_A, by_B) in zip(self.random_groups, jacobian, strict=True)
+            for factor, rows in (("A", by_A), ("B", by_B.mT))
+        ]
+        return self.scale**2 * torch.stack(terms).sum(0)
 
     # Pieces -----------------------------------------------------------------------------------------------------------
 
@@ -293,8 +291,3 @@ class LaplacePosterior(Posterior):
 def _check_precision(value: float) -> None:
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"prior_precision must be positive and finite, got {value}")
-
-
-def _widest(device: torch.device) -> torch.dtype:
-    """The most exact numbers of a device; Apple's have no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64

@@ -95,8 +95,8 @@ def _moments(
             width = scores.total.shape[1]
             mean[rows, :width] = scores.log_probabilities.double().cpu()
             totals[rows, :width] = scores.total.double().cpu()
-            for covariance, precision in zip(covariances, precisions, strict=True):
-                covariance[rows, :width, :width] = posterior.functional_variance(jacobian, precision).double().cpu()
+            found = posterior.functional_variance(jacobian, precisions)
+            covariances[:, rows, :width, :width] = found.double().cpu()
             done += len(rows)
             if advance is not None:
                 advance(done, len(items))
