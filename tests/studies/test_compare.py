@@ -18,7 +18,7 @@ from sklearn.metrics import roc_auc_score
 from bayeslora.errors import InputError
 from bayeslora.methods import METHODS
 from bayeslora.predict.predictions import read_epistemic, read_predictions
-from bayeslora.studies.compare import compare
+from bayeslora.studies.compare import _at_the_end, compare
 from bayeslora.studies.comparison import Comparison
 from bayeslora.studies.evaluated import METRICS as MAIN
 from bayeslora.studies.evaluated import Evaluated, table_rows
@@ -249,6 +249,19 @@ def test_the_factor_with_the_least_validation_nll_is_used(tmp_path):
     assert record["rate_search"] == {"task/lora": {"1": nll[1.0], "30": nll[30.0]}}
     path = run_path(tmp_path / "study", task_directory(), "temperature", chosen, 0)
     assert read_json(path / "config.json")["training"]["learning_rate"] == pytest.approx(7e-4 * chosen)
+
+
+@pytest.mark.parametrize(
+    ("factor", "factors", "said"),
+    [
+        (2.0, (0.5, 1.0, 2.0), ", the largest that was tried"),
+        (0.1, (1.0, 0.1, 0.5), ", the smallest that was tried"),
+        (1.0, (0.5, 1.0, 2.0), ""),
+        (2.0, (1.0, 2.0), ""),
+    ],
+)
+def test_a_rate_at_the_end_of_those_tried_is_said_to_be(factor, factors, said):
+    assert _at_the_end(factor, factors) == said
 
 
 def test_a_search_run_that_fails_is_told_and_is_not_chosen(tmp_path, monkeypatch):

@@ -116,7 +116,8 @@ class _Study:
             told = ", ".join(
                 f"×{f}: {'failed' if nll is None else f'{nll:.4f}'}" for f, nll in self.searched[what].items()
             )
-            self.runner.report.say(f"{what}: validation nll {told}; ×{chosen[task, method]:g} it is")
+            verdict = f"×{chosen[task, method]:g} it is{_at_the_end(chosen[task, method], factors)}"
+            self.runner.report.say(f"{what}: validation nll {told}; {verdict}")
         return chosen
 
     def _done(self, task: str, wanted: Wanted) -> Places:
@@ -249,6 +250,13 @@ def _require_learnable(methods: Sequence[str], task: str) -> None:
             raise InputError(
                 f"method {method!r} is made from questions with options, and task {task_name(task)!r} has none; leave it out"
             )
+
+
+def _at_the_end(factor: float, factors: Sequence[float]) -> str:
+    """Said of a factor beyond which a better one may lie."""
+    if len(factors) > 2 and factor in (min(factors), max(factors)):
+        return f", the {'smallest' if factor == min(factors) else 'largest'} that was tried"
+    return ""
 
 
 def _validation_nll(path: Path) -> float:
