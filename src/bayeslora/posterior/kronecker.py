@@ -36,10 +36,7 @@ class Spectrum:
         return self.small_values.unsqueeze(-1) * self.long_values.unsqueeze(-2)
 
     def inverse_root(self, x: Tensor, precision: Tensor) -> Tensor:
-        """``Λ^{-1/2} x`` of matrices ``x [L, n, R, d]``, with ``τ`` as given.
-
-        The symmetric root: it gives draws from noise, and variances that cannot be negative from Jacobians.
-        """
+        """``Λ^{-1/2} x`` of matrices ``x [L, n, R, d]`` by the symmetric root, which gives draws from noise."""
         U, Q = self.small_vectors.unsqueeze(1), self.long_vectors.unsqueeze(1)
         shrinkage = -torch.expm1(-0.5 * torch.log1p(self.eigenvalues / precision))  # 1 − (1 + s c / τ)^{-1/2}
         change = U @ (shrinkage.unsqueeze(1) * (U.mT @ (x @ Q))) @ Q.mT
