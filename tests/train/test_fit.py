@@ -55,6 +55,7 @@ def settings(**changes):
         "kl_rate": 0.01,
         "draws": 1,
         "aim": 0,
+        "average": 0.0,
         "adam_epsilon": 1e-8,
         "patience": 0,
     }
