@@ -277,6 +277,16 @@ def test_variances_in_float32_are_not_lost_where_the_curvature_is_large():
     )
 
 
+def test_sums_of_squares_in_float32_are_as_exact_as_float64():
+    """Log-probabilities move against each other: what is left of their covariance in one direction is rounding alone."""
+    rows = torch.randn(2, 3, 2, 3, 40, generator=torch.Generator().manual_seed(0))
+    x = torch.cat([rows, -rows.sum(2, keepdim=True)], dim=2)
+    nothing_kept = Spectrum(torch.eye(3).repeat(2, 1, 1), torch.zeros(2, 3), torch.zeros(2, 40, 4), torch.zeros(2, 4))
+    (got,) = nothing_kept.inverse_grams(x, torch.tensor([0.5]))
+    want = 2 * torch.einsum("lnord,lnqrd->noq", x.double(), x.double())
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12 * float(want.max()))
+
+
 def test_variances_of_functions_are_those_of_draws():
     made = laplace()
     rows = jacobian(made, n=2, outputs=2)

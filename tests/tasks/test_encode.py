@@ -253,6 +253,9 @@ def test_the_beginning_counts_among_the_tokens_allowed() -> None:
     assert encode_items([item], tokenizer, "text", max_tokens=4)[0].option_ids == [[3], [4]]
     with pytest.raises(InputError, match="need 3 tokens without its passage, and at most 2 are allowed"):
         encode_items([item], tokenizer, "text", max_tokens=3)
+    assert encode_items([item], tokenizer, "text", 3, whole=4) == encode_items([item], tokenizer, "text", 4)
+    with pytest.raises(InputError, match="need 3 tokens without its passage, and at most 2 are allowed"):
+        encode_items([item], tokenizer, "text", 3, whole=3)
 
 
 def test_smollm2_begins_with_nothing(smollm2: Any) -> None:
