@@ -103,6 +103,7 @@ GIVEN = {
     "kl_beta": 0.0,
     "kl_warmup": 0.25,
     "average": 0.5,
+    "posterior_scale": "validation",
     "optimiser": "adamw",
     "cycles": 2,
     "kl_rate": 0.5,

@@ -32,6 +32,7 @@ COMMON: Mapping[str, Any] = {
     "draws": 1,
     "aim": 0,
     "average": 0.0,
+    "posterior_scale": "trained",
 }
 """Training settings of every method, unless its preset says otherwise."""
 

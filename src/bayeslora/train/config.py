@@ -153,6 +153,9 @@ class TrainingConfig:
     average: float | None = None
     """Evaluate and keep a running average of what is trained, of which each step leaves this share as it was: 0.95 averages
     about the last twenty steps, 0 does not average."""
+    posterior_scale: Literal["trained", "validation"] | None = None
+    """How wide the posterior is after training: as it was trained, or multiplied by the power of 2 of least validation NLL.
+    Points, and methods that are made from LoRAs, have no width that this could change."""
     clip: float = 1.0
     """Bound of the gradient's norm, for weights and for posterior scales apart."""
     eval_every: int = 1
