@@ -2,8 +2,9 @@
 
 python benchmarks/across.py TABLE.json [TABLE.json ...] [--section ARC-EASY ...] [--metrics nll aurc] > tables.md
 
-Each TABLE.json is the record that `bayeslora compare` has written; several are put side by side. The last column is the mean
-rank of a method over the tasks that it and all others have; with --ranks there is one table of those alone.
+Each TABLE.json is the record that `bayeslora compare` has written; several are put side by side. Where two have the same task,
+the runs of the last one that has a method are shown, without marks, as nobody has compared them question by question. The last
+column is the mean rank of a method over the tasks that it and all others have; with --ranks there is one table of those alone.
 """
 
 from __future__ import annotations
@@ -75,7 +76,10 @@ def read_sections(paths: Sequence[Path], only: Sequence[str] = ()) -> dict[str, 
     """The parts of all records, by task."""
     sections: dict[str, Any] = {}
     for path in paths:
-        sections |= json.loads(path.read_text(encoding="utf-8"))["sections"]
+        for task, methods in json.loads(path.read_text(encoding="utf-8"))["sections"].items():
+            joined = sections.get(task, {}) | methods
+            alone = task not in sections
+            sections[task] = methods if alone else {name: it | {"ties_best": {}} for name, it in joined.items()}
     return {task: sections[task] for task in only} if only else sections
 
 

@@ -55,16 +55,14 @@ def plan(given: argparse.Namespace) -> list[Job]:
 
 
 def row(job: Job, result: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of a run: its validation metrics in the epoch that was kept, the NLLs of all epochs
-    and, where the posterior was scaled, those of all scales."""
+    """What is kept of a run: its validation metrics in the epoch that was kept, and the NLLs of all epochs."""
     epochs = [epoch for epoch in result["history"] if "validation" in epoch]
     figures = {name: round(result["metrics"][name], 4) for name in METRICS}
-    scales = {"scale_nll": found["scale_nll"]} if "scale_nll" in (found := result.get("found", {})) else {}
     curves = {
         "train_nll": [round(epoch["train_nll"], 4) for epoch in epochs],
         "validation_nll": [round(epoch["validation"]["nll"], 4) for epoch in epochs],
     }
-    return {"variant": job.name, "task": job.config.task, "seed": job.config.seed} | figures | scales | curves
+    return {"variant": job.name, "task": job.config.task, "seed": job.config.seed} | figures | curves
 
 
 def main() -> None:

@@ -95,14 +95,16 @@ def printed_by(script: str, *given: object) -> str:
     return printed.getvalue().strip()
 
 
+TABLE = ["table/arc-easy.json", "table/cut.json"]
+BEFORE = ["table/before/arc-easy.json", "table/before/cut.json"]
 SIX = ["arc-easy", "arc-challenge", "openbookqa", "winogrande-s", "winogrande-m", "boolq"]
 
 
 @pytest.mark.parametrize(
     ("records", "tasks", "metrics"),
     [
-        (["table/arc-easy.json", "table/cut.json"], SIX, ["ACC", "NLL", "ECE"]),
-        (["table/tempered.json"], SIX, ["NLL"]),
+        ([*BEFORE, *TABLE], SIX, ["ACC", "NLL", "ECE"]),
+        (["table/before/tempered.json", "table/tempered.json"], SIX, ["NLL"]),
         (["letters/table.json"], [], ["ACC", "NLL", "ECE"]),
     ],
     ids=["all", "tempered", "letters"],
@@ -132,7 +134,7 @@ ALL_OF_SHIFT = ["nll", "ece", "acc", "aurc", "shift_auroc_epistemic", "shift_aur
         (
             "comparison",
             "smoothed",
-            ["--off", "table/arc-easy.json", "table/cut.json", "--on", "smoothing/arc-easy.json", "smoothing/cut.json"],
+            ["--off", *TABLE, "--on", "smoothing/arc-easy.json", "smoothing/cut.json"],
             3,
         ),
     ],
@@ -157,8 +159,23 @@ def test_quality_of_late_draws(task: str) -> None:
 
 
 def test_ranks_to_choose_by() -> None:
-    paths = [ROOT / "benchmarks/results/table" / name for name in ("arc-easy.json", "cut.json")]
+    paths = [ROOT / "benchmarks/results" / name for name in (*BEFORE, *TABLE)]
     assert printed_by("across", *paths, "--ranks") in (ROOT / "docs/choosing.md").read_text(encoding="utf-8")
+
+
+def test_figures_of_what_did_not_help() -> None:
+    page = (ROOT / "docs/training.md").read_text(encoding="utf-8")
+    table = page.split("## What did not help")[1].split("\n\n")[2].replace("**", "")
+    record = json.loads((ROOT / "benchmarks/results/average/validation.json").read_text(encoding="utf-8"))
+    names = {"base": "default", "average": "average", "both": "average, eight draws per step"}
+    kinds = {"": lambda row: min(row["validation_nll"]), ", scaled": lambda row: row["nll"]}
+    for ending, nll in kinds.items():
+        for variant, name in names.items():
+            cells = []
+            for task in ("arc-easy", "arc-challenge", "openbookqa"):
+                rows = [row for row in record["rows"] if (row["variant"], row["task"]) == (variant, task)]
+                cells.append(f"{mean(map(nll, rows)):.3f}" if rows else "")
+            assert f"| {name}{ending} | {' | '.join(cells)} |".replace("|  |", "| |") in table
 
 
 def test_tables_of_the_ablations() -> None:

@@ -55,7 +55,6 @@ def settings(**changes):
         "kl_rate": 0.01,
         "draws": 1,
         "aim": 0,
-        "average": 0.0,
         "adam_epsilon": 1e-8,
         "patience": 0,
     }

@@ -133,8 +133,6 @@ def test_ctrl_c_at_any_boundary_costs_nothing(
         ["--schedule", "cosine", "--warmup", "0.3", "--draws", 2, "--kl-warmup", "0.5", "--micro-batch", 3],
         ["--patience", 1, "--epochs", 30, "--learning-rate", "1"],  # so large that no machine gets better thirty times
         ["--layers", "last:1", "--cache-trunk", "--patience", 0],
-        ["--average", "0.8", "--patience", 0],
-        ["--average", "0.8", "--method", "lora"],
         [
             "--method",
             "lora",
@@ -149,7 +147,7 @@ def test_ctrl_c_at_any_boundary_costs_nothing(
         ["--method", "monteclora", "--draws", 2, "--micro-batch", 3, "--settings", "use_entropy=true"],
         ["--method", "pvera", "--layers", "last:1", "--cache-trunk", "--settings", "dropout=0.2", "r=16"],
     ],
-    ids=["schedules", "early stopping", "kept trunk", "average", "best average", "lora", "monteclora", "pvera"],
+    ids=["schedules", "early stopping", "kept trunk", "lora", "monteclora", "pvera"],
 )
 def test_other_ways_to_train_resume_exactly_too(
     more: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -190,8 +190,7 @@ def test_a_run_from_before_a_setting_existed_is_the_same_run(done: Path, tmp_pat
     old = tmp_path / "old"
     shutil.copytree(done, old)
     config = json.loads((old / "config.json").read_text())
-    del config["adapter"]["stochastic_layers"], config["prediction"]["draw_layers"]
-    del config["training"]["aim"], config["training"]["average"], config["training"]["posterior_scale"]
+    del config["adapter"]["stochastic_layers"], config["prediction"]["draw_layers"], config["training"]["aim"]
     (old / "config.json").write_text(json.dumps(config))
     unaimed = replace(run_config().training, aim=0)
     assert train(run_config(training=unaimed), old) == json.loads((done / "result.json").read_text())

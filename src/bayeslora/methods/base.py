@@ -31,8 +31,6 @@ COMMON: Mapping[str, Any] = {
     "kl_warmup": 0.0,
     "draws": 1,
     "aim": 0,
-    "average": 0.0,
-    "posterior_scale": "trained",
 }
 """Training settings of every method, unless its preset says otherwise."""
 

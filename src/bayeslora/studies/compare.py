@@ -260,13 +260,10 @@ def _at_the_end(factor: float, factors: Sequence[float]) -> str:
 
 
 def _validation_nll(path: Path) -> float:
-    """Of the state that a run has kept, at the scale that it has chosen; infinite if it failed."""
+    """Of the state that a run has kept; infinite if it failed."""
     directory = RunDirectory(path)
     if not directory.result.exists():
         return float("inf")
     result = directory.read_result()
-    scales = result.get("found", {}).get("scale_nll")
-    if scales is not None:
-        return float(min(nll for nll in scales.values() if nll is not None))
     seen = [record["validation"]["nll"] for record in result["history"]]
     return float(min(seen) if result["config"]["training"]["patience"] else seen[-1])

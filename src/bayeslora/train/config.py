@@ -150,12 +150,6 @@ class TrainingConfig:
     aim: int | None = None
     """Batches whose gradient decides, before the first step, in which directions Bayesian-LoRA's B can move at first; with 0
     chance does."""
-    average: float | None = None
-    """Evaluate and keep a running average of what is trained, of which each step leaves this share as it was: 0.95 averages
-    about the last twenty steps, 0 does not average."""
-    posterior_scale: Literal["trained", "validation"] | None = None
-    """How wide the posterior is after training: as it was trained, or multiplied by the power of 2 of least validation NLL.
-    Points, and methods that are made from LoRAs, have no width that this could change."""
     clip: float = 1.0
     """Bound of the gradient's norm, for weights and for posterior scales apart."""
     eval_every: int = 1
@@ -178,7 +172,7 @@ class TrainingConfig:
         for name in ("weight_decay", "kl_beta"):
             if getattr(self, name) is not None:
                 _not_negative(name, getattr(self, name))
-        for name in ("warmup", "label_smoothing", "kl_warmup", "average"):
+        for name in ("warmup", "label_smoothing", "kl_warmup"):
             if getattr(self, name) is not None:
                 _share(name, getattr(self, name))
         for name in ("learning_rate", "adam_epsilon", "kl_rate"):

@@ -10,7 +10,6 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -21,7 +20,6 @@ from torch import Tensor, nn
 from bayeslora.adapter.base import Holder, find_any_holder
 from bayeslora.posterior import IllConditionedError
 from bayeslora.progress import Reporter, Silent
-from bayeslora.train.average import Average
 from bayeslora.train.checkpoint import TrainingState, load_checkpoint, save_checkpoint
 from bayeslora.train.config import TrainingConfig
 from bayeslora.train.errors import TrainingDiverged
@@ -90,7 +88,6 @@ class Fit(Generic[Lesson]):
         trained = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         remembered = {f"remembered.{name}": buffer for name, buffer in self._holder.named_buffers()}
         self._state: dict[str, Tensor] = {**trained, **remembered}
-        self._average = Average(trained, self._given("average")) if self._given("average") else None
         self._steps = self._make_steps()
         self._rates = [group["lr"] for group in self._steps.groups]
         self._kl_weight = KLWeight(self._given("kl_scaling"), self._given("kl_beta"), self._given("kl_warmup"))
@@ -130,8 +127,7 @@ class Fit(Generic[Lesson]):
                 if due:
                     self._note_last(state)
                 if ended:
-                    with nullcontext() if self._average is None else self._average.in_use():
-                        self._end_epoch(state)
+                    self._end_epoch(state)
                 state.seconds = time.monotonic() - clock
                 if due:
                     self._save(state)
@@ -214,8 +210,6 @@ class Fit(Generic[Lesson]):
         self.processes.add_up([*self._steps.gradients(), told_by_all])
         norm = self._steps.step()
         self._holder.after_step(step + 1, self.steps)
-        if self._average is not None:
-            self._average.add(step + 1)
         rate = self._steps.groups[0]["lr"]
         return _Taken(step, examples, weight, rate, torch.cat([told_by_all, norm.detach().view(1)]))
 
@@ -313,9 +307,6 @@ class Fit(Generic[Lesson]):
 
     @torch.no_grad()
     def _keep_best(self, state: TrainingState) -> None:
-        """The best parameters that were evaluated, or the last ones if nothing was to be chosen by."""
-        if self._average is not None:
-            self._average.keep()
         for name, value in state.best.items():
             self._state[name].copy_(value)
 
@@ -324,7 +315,7 @@ class Fit(Generic[Lesson]):
     def _resume(self) -> TrainingState:
         if self.checkpoint is None or not self.processes.agree(self.checkpoint.exists):
             return TrainingState()
-        state = load_checkpoint(self.checkpoint, self._saved, self._steps.adamw, self.run)
+        state = load_checkpoint(self.checkpoint, self._state, self._steps.adamw, self.run)
         self.report.say(f"going on from step {state.step} of {self.steps}")
         return state
 
@@ -334,12 +325,7 @@ class Fit(Generic[Lesson]):
                 raise TrainingDiverged(
                     f"a parameter is no longer finite after step {state.step} of {self.steps}; try a lower learning rate"
                 )
-            save_checkpoint(self.checkpoint, state, self._saved, self._steps.adamw, self.run)
-
-    @property
-    def _saved(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps besides the optimiser's state."""
-        return self._state if self._average is None else {**self._state, **self._average.tensors}
+            save_checkpoint(self.checkpoint, state, self._state, self._steps.adamw, self.run)
 
     def _make_steps(self) -> Steps:
         rate, decay = self._given("learning_rate"), self._given("weight_decay")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import shutil
 import time
 from collections.abc import Iterable, Sequence
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bayeslora.adapter import BayesLoraConfig, BayesLoraModel, find_holder
+from bayeslora.adapter import BayesLoraConfig, find_holder
 from bayeslora.adapter.base import find_any_holder
 from bayeslora.adapter.lora import read_lora
 from bayeslora.depth import upper_layers
@@ -43,7 +42,6 @@ from bayeslora.train.processes import Processes
 from bayeslora.train.question_work import QuestionWork
 from bayeslora.train.token_work import TokenWork
 from bayeslora.train.trackers import require_trackers, tracking
-from bayeslora.train.width import best_scale, try_scales
 from bayeslora.train.work import Judged, Work
 
 if TYPE_CHECKING:
@@ -243,7 +241,6 @@ class _Run:
             if loras:
                 find_holder(model).posterior("default").start_from(loras[0])
             state = self._fit(work)
-            made = self._scale(model, work)
         else:
             made, state = self._make(model, work, loras)
         calibration = made.calibration if made is not None else None
@@ -255,36 +252,6 @@ class _Run:
             result["found"] = dict(made.found)
         self.processes.agree(lambda: self._write(model, judged, result, calibration))
         return result
-
-    def _scale(self, model: PeftModel, work: Work) -> Made | None:
-        """Make the trained posterior as wide as the validation split wants it, if that is to be; kept as a calibration is."""
-        tuner, prediction = model.base_model, self.config.prediction
-        if self.config.training.posterior_scale == "trained" or not prediction.samples:
-            return None
-        if not isinstance(tuner, BayesLoraModel) or not find_holder(model).posterior("default").has_width:
-            return None
-
-        def nll(scale: float) -> float:
-            tuner.posterior_scale = scale
-            try:
-                found = work.validate(self.report)["nll"]
-            except ArithmeticError:  # draws so wide that nothing is finite
-                found = math.inf
-            return self.processes.agree(lambda: found)
-
-        tried = try_scales(nll)
-        tuner.posterior_scale = scale = best_scale(tried)
-        told = ", ".join(f"×{it:g}: {tried[it]:.4f}" for it in sorted(tried))
-        self.report.say(f"posterior scale: validation nll {told}; ×{scale:g} it is")
-        calibration = Calibration(
-            posterior_scale=scale,
-            draw_layers=prediction.draw_layers,
-            samples=prediction.samples,
-            task=self.config.task,
-            split="validation",
-        )
-        nlls = {f"{it:g}": tried[it] if math.isfinite(tried[it]) else None for it in sorted(tried)}
-        return Made({"posterior_scale": scale, "scale_nll": nlls}, calibration)
 
     def _make(self, model: PeftModel, work: Work, loras: Sequence[Factors]) -> tuple[Made, TrainingState]:
         """Make the method from its LoRAs; the time it took counts as training, theirs is in their own results."""
