@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend. The command line prints them as one line and exits with 2."""
+"""Errors that are the user's to mend, which the command line prints as one line, exiting with 2; and what tells others apart."""
 
 from __future__ import annotations
 
@@ -20,3 +20,10 @@ def first_line(error: BaseException) -> str:
     """An exception's message up to its first line break."""
     lines = str(error).strip().splitlines()
     return lines[0].strip() if lines else type(error).__name__
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether a GPU has no memory left, whoever asked for it: torch's own allocator, or a library below it."""
+    from torch import OutOfMemoryError
+
+    return isinstance(error, OutOfMemoryError) or "CUDA error: out of memory" in str(error)

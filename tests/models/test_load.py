@@ -275,6 +275,7 @@ def test_damaged_weights_of_a_hub_model(directory: Path, monkeypatch: pytest.Mon
     [
         (torch.OutOfMemoryError("out of memory"), None),
         (torch.OutOfMemoryError("out of memory"), 4),
+        (torch.AcceleratorError("CUDA error: out of memory"), None),
         (OSError(28, "No space left on device"), None),
         (OSError(28, "No space left on device"), 8),
         (RuntimeError("bug"), None),

@@ -270,7 +270,9 @@ def test_a_search_run_that_fails_is_told_and_is_not_chosen(tmp_path, monkeypatch
     train = pool.train
 
     def failing(config, *args, **kwargs):
-        return 1 / 0 if config.training.learning_rate < 1e-3 else train(config, *args, **kwargs)
+        if config.training.learning_rate < 1e-3:
+            raise ZeroDivisionError("division by zero\nand more")
+        return train(config, *args, **kwargs)
 
     monkeypatch.setattr(pool, "train", failing)
     compared = compare(study(methods=("lora",), rate_factors=(1.0, 30.0), seeds=(0,)), tmp_path / "study")

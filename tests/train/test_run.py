@@ -291,6 +291,12 @@ def test_a_base_model_in_use_is_given_back_as_it_was(
     assert outcome(tmp_path) == outcome(done)
 
 
+def test_a_base_model_in_use_checkpoints_no_longer_than_the_run(tmp_path: Path) -> None:
+    place, training = Place(loaded=load_model(tiny.model_directory())), replace(run_config().training, epochs=1)
+    train(run_config(training=replace(training, gradient_checkpointing=True)), tmp_path, place)
+    assert not place.loaded.model.is_gradient_checkpointing
+
+
 def test_a_limit_on_questions_keeps_those_that_the_seed_chooses(tmp_path: Path) -> None:
     config = run_config()
     config = replace(config, data=replace(config.data, max_train=5))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from peft import PeftModel, get_peft_model_state_dict
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from safetensors import safe_open
 from torch import nn
 
-from bayeslora.errors import InputError
+from bayeslora.errors import InputError, first_line, out_of_memory
 
 
 def load_adapter(base: nn.Module, place: Path) -> PeftModel:
@@ -27,12 +26,13 @@ def load_adapter(base: nn.Module, place: Path) -> PeftModel:
         with safe_open(weights, "pt") as file:
             found = set(file.keys())
         strangers = found ^ set(get_peft_model_state_dict(model))
-    except (InputError, OSError, torch.cuda.OutOfMemoryError):
+    except (InputError, OSError):
         raise
     except Exception as error:  # whatever a broken file leads to
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if out_of_memory(error):
+            raise
         raise InputError(
-            f"{place}: holds no adapter that can be loaded ({reason}); restore it, or train again with --force"
+            f"{place}: holds no adapter that can be loaded ({first_line(error)}); restore it, or train again with --force"
         ) from error
     if strangers:
         name = min(strangers)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bayeslora.errors import InputError, first_line
+from bayeslora.errors import InputError, first_line, out_of_memory
 from bayeslora.models.device import resolve_device, resolve_dtype
 from bayeslora.models.failures import damaged_weights, hub_failure, remote_code_failure
 from bayeslora.models.locate import locate
@@ -202,7 +202,6 @@ def _load_tokenizer(request: _Request) -> PreTrainedTokenizerBase:
 
 def _load_weights(request: _Request, config: PreTrainedConfig) -> PreTrainedModel:
     from safetensors import SafetensorError
-    from torch import OutOfMemoryError
     from transformers import AutoModelForCausalLM
 
     plain_cpu = request.device.type == "cpu" and request.quantization is None
@@ -220,9 +219,9 @@ def _load_weights(request: _Request, config: PreTrainedConfig) -> PreTrainedMode
         )
     except SafetensorError as error:
         raise damaged_weights(request.name, request.directory, error) from error
-    except OutOfMemoryError:
-        raise
     except (OSError, ValueError, ImportError, RuntimeError) as error:
+        if out_of_memory(error):
+            raise
         failure = request.known_failure(error) or _weights_failure(request, error)
         if failure is None:
             raise

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bayeslora.adapter.base import Holder, find_any_holder
 from bayeslora.adapter.holder import PosteriorHolder
-from bayeslora.errors import InputError
+from bayeslora.errors import InputError, out_of_memory
 from bayeslora.models.context import context_length
 from bayeslora.posterior import LaplacePosterior
 from bayeslora.posterior.noise import Variates
@@ -143,8 +143,8 @@ def within_memory(action: Callable[[int], T], batch_tokens: int, *, least: int) 
     """What the action gives with ``batch_tokens`` at once; with half as many if the GPU's memory runs out, and so on."""
     try:
         return action(batch_tokens)
-    except torch.cuda.OutOfMemoryError:
-        if batch_tokens <= least:
+    except RuntimeError as error:
+        if batch_tokens <= least or not out_of_memory(error):
             raise
     torch.cuda.empty_cache()
     return within_memory(action, batch_tokens // 2, least=least)

@@ -84,6 +84,16 @@ def best_of(rows: Mapping[str, Row], column: Column) -> str | None:
     return found
 
 
+def is_best(rows: Mapping[str, Row], column: Column, method: str) -> bool:
+    """Whether no method has a better mean than this one. Several may have the best, but not all of several."""
+    best = best_of(rows, column)
+    if best is None or column.metric not in rows[method]:
+        return False
+    means = [row[column.metric].mean for row in rows.values() if column.metric in row]
+    equal = means.count(rows[best][column.metric].mean)
+    return rows[method][column.metric].mean == rows[best][column.metric].mean and (equal < len(means) or equal == 1)
+
+
 def markdown(rows: Mapping[str, Row], columns: Sequence[Column] = COLUMNS, what: str = "method") -> str:
     """A table in Markdown; ``what`` is above the names of the rows. † marks what cannot be told from the best."""
     lines = [
@@ -125,8 +135,6 @@ def _body(
     dagger: str,
     escape: Callable[[str], str] = lambda text: text,
 ) -> list[str]:
-    best = {column.metric: best_of(rows, column) for column in columns}
-
     def shown(method: str, column: Column) -> str:
         cell = rows[method].get(column.metric)
         if cell is None:
@@ -134,7 +142,7 @@ def _body(
         text = f"{cell.mean * column.factor:.{column.digits}f}"
         if len(cell.values) > 1:
             text = spread(text, f"{cell.sd * column.factor:.{column.digits}f}")
-        if best[column.metric] == method:
+        if is_best(rows, column, method):
             return bold(text)
         return text + dagger if cell.ties_best else text
 

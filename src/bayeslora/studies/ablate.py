@@ -37,7 +37,7 @@ from bayeslora.studies.question_sections import (
 )
 from bayeslora.studies.runner import Runner, require_readable
 from bayeslora.studies.study import require_distinct, task_name
-from bayeslora.studies.tables import ABOUT_SHIFT, HOW_TO_READ, Tables
+from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ, Tables
 from bayeslora.tasks import load_task
 from bayeslora.train.config import to_dict
 from bayeslora.train.directory import RunDirectory
@@ -172,8 +172,8 @@ class _Study:
         head = (
             f"Ablation {self.ablation.name}: {self.ablation.description}.\n\n"
             f"{self.study.model}, learnt on {task_name(self.study.task)}, {len(self.seeds)} "
-            f"seed{'s' if len(self.seeds) > 1 else ''}{samples}. {HOW_TO_READ} Epistemic: mean uncertainty in the weights, in "
-            "nats. Parameters: those that are trained."
+            f"seed{'s' if len(self.seeds) > 1 else ''}{samples}. {HOW_TO_READ} {ABOUT_TIES} Epistemic: mean uncertainty in the "
+            "weights, in nats. Parameters: those that are trained."
         )
         return f"{head} {ABOUT_SHIFT}" if self.study.shift else head
 

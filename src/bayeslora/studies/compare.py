@@ -34,8 +34,8 @@ from bayeslora.studies.pool import Executor, Settings
 from bayeslora.studies.question_sections import SHIFT_COLUMNS, QuestionSection, question_section, shift_section
 from bayeslora.studies.runner import Runner, require_readable
 from bayeslora.studies.study import task_name
-from bayeslora.studies.tables import ABOUT_SHIFT, HOW_TO_READ, Tables
-from bayeslora.studies.token_sections import TEXT_COLUMNS, TokenSection, token_sections
+from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ, Tables
+from bayeslora.studies.token_sections import PROBLEM_COLUMNS, TEXT_COLUMNS, TokenSection, token_sections
 from bayeslora.tasks import Task, find_task
 from bayeslora.train.config import to_dict
 from bayeslora.train.directory import RunDirectory
@@ -188,6 +188,8 @@ class _Study:
             f"{self.study.model}, {seeds} seed{'s' if seeds > 1 else ''}, {samples} weight draws where a method draws "
             f"(ensembles: every member once). {HOW_TO_READ}"
         )
+        if any(it not in (TEXT_COLUMNS, PROBLEM_COLUMNS) for it in columns):
+            head += f" {ABOUT_TIES}"
         if SHIFT_COLUMNS in columns:
             head += f" {ABOUT_SHIFT}"
         if TEXT_COLUMNS in columns:

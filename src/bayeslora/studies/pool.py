@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from bayeslora.errors import first_line
 from bayeslora.models import LoadedModel
 from bayeslora.predict.trunk import TrunkCache
 from bayeslora.studies.plan import Evaluation, Job, Work
@@ -60,7 +61,7 @@ class Worker:
             else:
                 self._evaluate(work)
         except Exception as error:
-            return f"{type(error).__name__}: {error}"
+            return f"{type(error).__name__}: {first_line(error)}"
         return None
 
     def _evaluate(self, it: Evaluation) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bayeslora.errors import InputError
+from bayeslora.errors import InputError, first_line
 from bayeslora.studies.plan import Evaluation, Work
 from bayeslora.studies.pool import Settings, Worker
 
@@ -44,7 +44,7 @@ def in_ray(jobs: Sequence[Work], settings: Settings, workers: int) -> Iterator[t
         try:
             failure = ray.get(done)
         except ray.exceptions.RayError as error:
-            failure = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            failure = f"{type(error).__name__}: {first_line(error)}"
         yield given[job.path], failure
 
 

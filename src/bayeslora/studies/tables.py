@@ -10,10 +10,8 @@ from bayeslora.files import replacing
 from bayeslora.report.table import DAGGER, Column, Row, latex, markdown
 from bayeslora.studies.evaluated import SIGNIFICANT
 
-HOW_TO_READ = (
-    f"ACC and ECE in per cent; mean ± standard deviation over seeds; {DAGGER}: the paired bootstrap over questions cannot "
-    f"tell it from the best (p ≥ {SIGNIFICANT})."
-)
+HOW_TO_READ = "ACC and ECE in per cent; mean ± standard deviation over seeds."
+ABOUT_TIES = f"{DAGGER}: the paired bootstrap over questions cannot tell it from the best (p ≥ {SIGNIFICANT})."
 ABOUT_SHIFT = (
     "A → B: learnt on A, evaluated on B. AUROC: how well the uncertainty tells questions of B from those of A (0.5 is not at "
     f"all); it has no {DAGGER}."

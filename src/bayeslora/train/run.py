@@ -212,8 +212,10 @@ class _Run:
         try:
             loras = [read_lora(model, find_holder(model), "default", path) for path in origins]
             return self._train(model, work, loras)
-        finally:
-            model.unload()  # the base model may be somebody else's
+        finally:  # the base model may be somebody else's
+            if self.config.training.gradient_checkpointing:
+                model.gradient_checkpointing_disable()
+            model.unload()
 
     def _origins(self, loaded: LoadedModel) -> list[str]:
         """Adapters of the LoRAs to start from: those that were given, or those that the method needs, trained first."""

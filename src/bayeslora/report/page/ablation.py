@@ -29,7 +29,7 @@ from bayeslora.studies.ablations import find_ablation
 from bayeslora.studies.evaluated import Places
 from bayeslora.studies.question_sections import ABLATION_COLUMNS, PARAMETERS, SHIFT_COLUMNS
 from bayeslora.studies.study import task_name
-from bayeslora.studies.tables import ABOUT_SHIFT, HOW_TO_READ
+from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ
 from bayeslora.train.config import to_dict
 from bayeslora.train.directory import RunDirectory
 
@@ -115,7 +115,7 @@ class _Ablation:
         sections = []
         for number, (part, recorded) in enumerate(self.parts.items()):
             answered = read_all(part, recorded, self._places(part, recorded))
-            told = f"{HOW_TO_READ} The best is bold." + (f" {ABOUT_SHIFT}" if part != self.task else "")
+            told = f"{HOW_TO_READ} {ABOUT_TIES} The best is bold." + (f" {ABOUT_SHIFT}" if part != self.task else "")
             table = Methods(
                 f"{name}-{names[part]}",
                 rows[part],

@@ -29,7 +29,7 @@ from bayeslora.studies.evaluated import Places
 from bayeslora.studies.plan import run_path
 from bayeslora.studies.question_sections import SHIFT_COLUMNS
 from bayeslora.studies.study import task_name
-from bayeslora.studies.tables import ABOUT_SHIFT, HOW_TO_READ
+from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ
 from bayeslora.studies.token_sections import PROBLEM_COLUMNS, TEXT_COLUMNS
 from bayeslora.train.config import to_dict
 
@@ -144,6 +144,8 @@ class _Comparison:
                 rows += [[title, method, *_run(run)] for run in record["runs"]]
         head = ["", "method", "seed", "ACC", "NLL", "ECE", "train", "predict"]
         caption = "Every run; ACC and ECE in per cent, times in seconds."
+        if any(columns_of(recorded) == PROBLEM_COLUMNS for recorded in self.sections.values()):
+            caption += " Of problems NLL and ECE are those of the tokens of their solutions."
         return Section("Single runs", [Plain("runs", head, rows, caption, frozenset(range(2, 8)))] if rows else [])
 
 
@@ -168,7 +170,9 @@ def _how_to_read(columns: tuple[Column, ...]) -> str:
             f"Mean ± standard deviation over seeds, nats per token, ECE in per cent; uncertain are the {UNCERTAIN:.0%} of tokens "
             "with the highest entropy under the LoRA of the seed. The best is bold."
         )
-    told = f"{HOW_TO_READ} The best is bold."
+    if columns == PROBLEM_COLUMNS:
+        return f"{HOW_TO_READ} The best is bold."
+    told = f"{HOW_TO_READ} {ABOUT_TIES} The best is bold."
     return f"{told} {ABOUT_SHIFT}" if columns == SHIFT_COLUMNS else told
 
 
@@ -193,7 +197,8 @@ def _run(run: Mapping[str, Any]) -> list[str]:
     figures, timing = run["metrics"], run.get("timing", {})
 
     def shown(name: str, factor: float, digits: int) -> str:
-        return f"{factor * figures[name]:.{digits}f}" if name in figures else "—"
+        value = figures.get(name, figures.get(f"cot_{name}"))
+        return "—" if value is None else f"{factor * value:.{digits}f}"
 
     times = (f"{timing[name]:.1f}" if name in timing else "—" for name in ("train_seconds", "predict_seconds"))
     return [str(run["seed"]), shown("acc", 100, 1), shown("nll", 1, 3), shown("ece", 100, 1), *times]

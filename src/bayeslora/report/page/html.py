@@ -24,7 +24,7 @@ from bayeslora.report.page.blocks import (
     Section,
 )
 from bayeslora.report.page.svg import to_inline
-from bayeslora.report.table import DAGGER, Cell, Column, best_of
+from bayeslora.report.table import DAGGER, Cell, Column, is_best
 
 
 def to_html(report: Report, figures: Mapping[str, str]) -> str:
@@ -124,25 +124,24 @@ def _(block: Plain) -> str:
 @_html.register
 def _(block: Methods) -> str:
     titles = "".join(f'<th scope="col" class="number">{escape(column.title)}</th>' for column in block.columns)
-    best = {column.metric: best_of(block.rows, column) for column in block.columns}
     lines = []
     for name, row in block.rows.items():
         bounds = block.bounds.get(name, {})
         cells = "".join(
-            _cell(row.get(it.metric), it, bounds.get(it.metric), is_best=best[it.metric] == name)
+            _cell(row.get(it.metric), it, bounds.get(it.metric), bold=is_best(block.rows, it, name))
             for it in block.columns
         )
         lines.append(f'<tr><th scope="row" class="name">{escape(name)}</th>{cells}</tr>')
     return _table(block.name, block.caption, f'<th scope="col">{escape(block.what)}</th>{titles}', "".join(lines))
 
 
-def _cell(cell: Cell | None, column: Column, bounds: tuple[float, float] | None, *, is_best: bool) -> str:
+def _cell(cell: Cell | None, column: Column, bounds: tuple[float, float] | None, *, bold: bool) -> str:
     if cell is None:
         return '<td class="number gap">—</td>'
     text = _number(cell.mean, column)
     if len(cell.values) > 1:
         text += f" ± {_number(cell.sd, column)}"
-    text = f"<strong>{text}</strong>" if is_best else text + (DAGGER if cell.ties_best else "")
+    text = f"<strong>{text}</strong>" if bold else text + (DAGGER if cell.ties_best else "")
     interval = "" if bounds is None else f"<small>{_number(bounds[0], column)} – {_number(bounds[1], column)}</small>"
     return f'<td class="number">{text}{interval}</td>'
 
