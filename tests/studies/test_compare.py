@@ -18,11 +18,11 @@ from sklearn.metrics import roc_auc_score
 from bayeslora.errors import InputError
 from bayeslora.methods import METHODS
 from bayeslora.predict.predictions import read_epistemic, read_predictions
-from bayeslora.studies.compare import _at_the_end, compare
+from bayeslora.studies.compare import compare
 from bayeslora.studies.comparison import Comparison
 from bayeslora.studies.evaluated import METRICS as MAIN
 from bayeslora.studies.evaluated import Evaluated, table_rows
-from bayeslora.studies.plan import Job, plan, run_path, search_jobs
+from bayeslora.studies.plan import Job, plan, run_path
 from bayeslora.studies.pool import Settings, Workers
 from bayeslora.train import AdapterConfig, PredictionConfig, TrainingConfig
 from bayeslora.train.origin import SEED_DISTANCE
@@ -81,14 +81,6 @@ def test_members_that_are_no_rows_write_no_solutions():
     members = {job.config.seed: job.config.prediction for job in jobs if job.config.method == "lora"}
     assert members[0] == study().prediction
     assert [members[SEED_DISTANCE * k].solutions for k in (1, 2)] == [0, 0]
-
-
-def test_lora_is_trained_even_if_only_others_that_stand_on_it_are_shown():
-    jobs = search_jobs(study(methods=("temperature",), rate_factors=(0.5, 2.0)), Path("out"))
-    assert [(job.config.method, job.config.training.learning_rate) for job in jobs] == [
-        ("lora", 3.5e-4),
-        ("lora", 1.4e-3),
-    ]
 
 
 def test_all_methods_can_be_planned():
@@ -231,56 +223,6 @@ def test_a_method_that_cannot_be_told_from_the_best_is_marked(done):
     assert [rows[m]["nll"].ties_best for m in "abc"] == [True, True, False] and rows["gap"] == {}
 
 
-# Choosing the learning rate -------------------------------------------------------------------------------------------
-
-
-def test_the_factor_with_the_least_validation_nll_is_used(tmp_path):
-    searching = study(methods=("lora", "temperature"), rate_factors=(1.0, 30.0), seeds=(0,))
-    compare(searching, tmp_path / "study")
-    record = read_json(tmp_path / "study" / "table.json")
-    chosen = record["chosen_rate_factors"]["task/lora"]
-    nll = {}
-    for factor in (1.0, 30.0):
-        history = read_json(run_path(tmp_path / "study", task_directory(), "lora", factor, 0) / "result.json")[
-            "history"
-        ]
-        nll[factor] = min(it["validation"]["nll"] for it in history)
-    assert chosen == min(nll, key=nll.get)
-    assert record["rate_search"] == {"task/lora": {"1": nll[1.0], "30": nll[30.0]}}
-    path = run_path(tmp_path / "study", task_directory(), "temperature", chosen, 0)
-    assert read_json(path / "config.json")["training"]["learning_rate"] == pytest.approx(7e-4 * chosen)
-
-
-@pytest.mark.parametrize(
-    ("factor", "factors", "said"),
-    [
-        (2.0, (0.5, 1.0, 2.0), ", the largest that was tried"),
-        (0.1, (1.0, 0.1, 0.5), ", the smallest that was tried"),
-        (1.0, (0.5, 1.0, 2.0), ""),
-        (2.0, (1.0, 2.0), ""),
-    ],
-)
-def test_a_rate_at_the_end_of_those_tried_is_said_to_be(factor, factors, said):
-    assert _at_the_end(factor, factors) == said
-
-
-def test_a_search_run_that_fails_is_told_and_is_not_chosen(tmp_path, monkeypatch):
-    from bayeslora.studies import pool
-
-    train = pool.train
-
-    def failing(config, *args, **kwargs):
-        if config.training.learning_rate < 1e-3:
-            raise ZeroDivisionError("division by zero\nand more")
-        return train(config, *args, **kwargs)
-
-    monkeypatch.setattr(pool, "train", failing)
-    compared = compare(study(methods=("lora",), rate_factors=(1.0, 30.0), seeds=(0,)), tmp_path / "study")
-    record = read_json(tmp_path / "study" / "table.json")
-    assert record["chosen_rate_factors"] == {"task/lora": 30.0} and record["rate_search"]["task/lora"]["1"] is None
-    assert compared.failures == {"task, lora, seed 0": "ZeroDivisionError: division by zero"}
-
-
 # What goes wrong ------------------------------------------------------------------------------------------------------
 
 
@@ -372,6 +314,8 @@ def test_the_command_line_exits_with_1_if_runs_failed(tmp_path, monkeypatch, cap
         ({"methods": ("lora", "lora")}, "names one twice"),
         ({"seeds": ()}, "seeds is empty"),
         ({"rate_factors": (0.0,)}, "give positive numbers"),
+        ({"rates_beyond": 1}, "rates_beyond is 1 with 1 rate_factors; .* two factors to go beyond"),
+        ({"rates_beyond": -1, "rate_factors": (1.0, 2.0)}, "rates_beyond is -1"),
         ({"adapter": AdapterConfig(settings={"members": 2})}, "settings belong to one posterior"),
         ({"tasks": ("a/x.jsonl", "b/x.jsonl")}, "two tasks have the same name"),
     ],

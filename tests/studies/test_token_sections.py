@@ -13,7 +13,8 @@ from bayeslora.methods import METHODS
 from bayeslora.predict.token_predictor import read_token_predictions
 from bayeslora.studies.compare import compare
 from bayeslora.studies.comparison import Comparison
-from bayeslora.studies.plan import plan, run_path, search_jobs
+from bayeslora.studies.plan import plan, run_path
+from bayeslora.studies.rates import searched_pairs
 from bayeslora.train import AdapterConfig, DataConfig, PredictionConfig, TrainingConfig
 from tasks.cases import write_lines
 from train.tiny import model_directory, read_json, task_directory
@@ -109,5 +110,5 @@ def test_methods_that_need_options_are_left_out_of_all_and_refused_by_name(place
 
 def test_zero_shot_stands_on_no_lora() -> None:
     only = study(tasks=("math",), methods=("zero-shot",), rate_factors=(0.5, 2.0))
-    assert search_jobs(only, Path("out")) == []
+    assert searched_pairs(only) == []
     assert [job.config.method for job in plan(only, Path("out"), {})] == ["zero-shot"] * 2

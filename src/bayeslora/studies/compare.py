@@ -13,11 +13,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from bayeslora.errors import InputError
 from bayeslora.files import write_json
@@ -29,9 +27,10 @@ from bayeslora.report import reliability_figure, scatter_figure
 from bayeslora.report.table import Column, Row
 from bayeslora.studies.comparison import Comparison
 from bayeslora.studies.evaluated import Places, pooled
-from bayeslora.studies.plan import Chosen, Evaluation, plan, run_path, search_jobs
+from bayeslora.studies.plan import Evaluation, plan
 from bayeslora.studies.pool import Executor, Settings
 from bayeslora.studies.question_sections import SHIFT_COLUMNS, QuestionSection, question_section, shift_section
+from bayeslora.studies.rates import RateSearch
 from bayeslora.studies.runner import Runner, require_readable
 from bayeslora.studies.study import task_name
 from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ, Tables
@@ -67,12 +66,11 @@ class _Study:
     study: Comparison
     out: Path
     runner: Runner
-    searched: dict[str, dict[str, float | None]] = field(default_factory=dict)
-    """Validation NLL by factor of the learning rate, for each task and method; nothing where a run failed."""
 
     def run(self) -> Compared:
         with self.runner:
-            chosen = self._search()
+            search = RateSearch(self.study, self.out, self.runner)
+            chosen = search.run()
             jobs = plan(self.study, self.out, chosen)
             self.runner.run(jobs)
             wanted = {(job.config.task, job.config.method, job.config.seed): job.path for job in jobs}
@@ -97,28 +95,7 @@ class _Study:
                 questions[title] = shift_section(title, places, own)
             else:
                 questions[title] = question_section(title, places)
-        return self._write(questions, tokens, chosen)
-
-    def _search(self) -> Chosen:
-        """The factor of the learning rate for each task and trained method, by validation NLL on the first seed."""
-        factors, seed = self.study.rate_factors, self.study.seeds[0]
-        jobs = search_jobs(self.study, self.out)
-        pairs = list(dict.fromkeys((job.config.task, job.config.method) for job in jobs))
-        if len(factors) == 1:
-            return dict.fromkeys(pairs, factors[0])
-        self.runner.run(jobs, "search runs")
-        chosen = {}
-        for task, method in pairs:
-            found = {f: _validation_nll(run_path(self.out, task, method, f, seed)) for f in factors}
-            chosen[task, method] = min(found, key=lambda f: (found[f], abs(np.log(f))))
-            what = f"{task_name(task)}/{method}"
-            self.searched[what] = {f"{f:g}": nll if np.isfinite(nll) else None for f, nll in found.items()}
-            told = ", ".join(
-                f"×{f}: {'failed' if nll is None else f'{nll:.4f}'}" for f, nll in self.searched[what].items()
-            )
-            verdict = f"×{chosen[task, method]:g} it is{_at_the_end(chosen[task, method], factors)}"
-            self.runner.report.say(f"{what}: validation nll {told}; {verdict}")
-        return chosen
+        return self._write(questions, tokens, search.record)
 
     def _done(self, task: str, wanted: Wanted) -> Places:
         """All finished runs of a task."""
@@ -163,13 +140,13 @@ class _Study:
         return {method: {seed: done[run] for seed, run in runs.items() if run in done} for method, runs in own.items()}
 
     def _write(
-        self, questions: Mapping[str, QuestionSection], tokens: Mapping[str, TokenSection], chosen: Chosen
+        self, questions: Mapping[str, QuestionSection], tokens: Mapping[str, TokenSection], rates: Mapping[str, Any]
     ) -> Compared:
         sections: dict[str, QuestionSection | TokenSection] = {**questions, **tokens}
         shown = {title: (section.rows, section.columns) for title, section in sections.items()}
         tables = Tables(self._head([section.columns for section in sections.values()]), shown, self.runner.failures)
         tables.write(self.out)
-        write_json(self.out / "table.json", self._record(sections, chosen))
+        write_json(self.out / "table.json", self._record(sections, rates))
         points = {title: {name: row for name, row in it.rows.items() if row} for title, it in questions.items()}
         if any(points.values()):
             scatter_figure({title: rows for title, rows in points.items() if rows}, self.out / "scatter.png")
@@ -199,14 +176,15 @@ class _Study:
             )
         return head
 
-    def _record(self, sections: Mapping[str, QuestionSection | TokenSection], chosen: Chosen) -> dict[str, Any]:
+    def _record(
+        self, sections: Mapping[str, QuestionSection | TokenSection], rates: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Everything the table was made from, without the predictions."""
         return {
             "schema": 1,
             "study": to_dict(self.study),
             "environment": describe_environment(resolve_device(self.runner.settings.device)),
-            "chosen_rate_factors": {f"{task_name(task)}/{method}": factor for (task, method), factor in chosen.items()},
-            "rate_search": self.searched,
+            **rates,
             "sections": {title: section.record for title, section in sections.items()},
             "failures": self.runner.failures,
         }
@@ -252,20 +230,3 @@ def _require_learnable(methods: Sequence[str], task: str) -> None:
             raise InputError(
                 f"method {method!r} is made from questions with options, and task {task_name(task)!r} has none; leave it out"
             )
-
-
-def _at_the_end(factor: float, factors: Sequence[float]) -> str:
-    """Said of a factor beyond which a better one may lie."""
-    if len(factors) > 2 and factor in (min(factors), max(factors)):
-        return f", the {'smallest' if factor == min(factors) else 'largest'} that was tried"
-    return ""
-
-
-def _validation_nll(path: Path) -> float:
-    """Of the state that a run has kept; infinite if it failed."""
-    directory = RunDirectory(path)
-    if not directory.result.exists():
-        return float("inf")
-    result = directory.read_result()
-    seen = [record["validation"]["nll"] for record in result["history"]]
-    return float(min(seen) if result["config"]["training"]["patience"] else seen[-1])

@@ -24,6 +24,8 @@ class Comparison(Study):
     rate_factors: tuple[float, ...] = (1.0,)
     """If there are several, each method's learning rate is multiplied by each, and the factor with the least validation
     NLL on the first seed is used, for each task and method."""
+    rates_beyond: int = 0
+    """Where the best factor is the smallest or the largest, go on beyond it, one step after another, at most so many."""
 
     def __post_init__(self) -> None:
         for name in ("methods", "tasks", "seeds", "rate_factors"):
@@ -34,6 +36,11 @@ class Comparison(Study):
         for factor in self.rate_factors:
             if not 0 < factor < float("inf"):
                 raise InputError(f"rate_factors has {factor}; give positive numbers")
+        if self.rates_beyond < 0 or (self.rates_beyond and len(self.rate_factors) < 2):
+            raise InputError(
+                f"rates_beyond is {self.rates_beyond} with {len(self.rate_factors)} rate_factors; give at least 0, and at least "
+                "two factors to go beyond"
+            )
         require_distinct_tasks(self.tasks)
         require_distinct_tasks(self.shift)
         if self.adapter.settings and (len(self.methods) > 1 or self.methods == ("all",)):

@@ -13,8 +13,11 @@ from bayeslora.studies.study import task_name
 from bayeslora.train.config import RunConfig
 from bayeslora.train.origin import lora_runs
 
-Chosen = Mapping[tuple[str, str], float]
-"""The factor of the learning rate that was chosen, by task and method."""
+Pair = tuple[str, str]
+"""A task and a method."""
+
+Chosen = Mapping[Pair, float]
+"""The factor of the learning rate that was chosen."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +66,6 @@ Work = Job | Evaluation
 """What is done in one piece, in one process."""
 
 
-def search_jobs(study: Comparison, out: Path) -> list[Job]:
-    """The runs on the first seed among which the factors of the learning rates are chosen."""
-    return [
-        Job(study.config(task, method, study.seeds[0], factor), run_path(out, task, method, factor, study.seeds[0]))
-        for task in study.tasks
-        for method in _trained(study)
-        for factor in study.rate_factors
-    ]
-
-
 def plan(study: Comparison, out: Path, chosen: Chosen) -> list[Job]:
     """All runs of the table, those that others stand on first."""
     first: dict[Path, Job] = {}
@@ -111,11 +104,3 @@ def _made(study: Comparison, out: Path, task: str, method: str, seed: int, facto
     # relative to the run, so that a study may be moved, or named otherwise, and go on
     config = replace(config, start_from=tuple(os.path.relpath(path, own) for path in paths))
     return Job(config, own, paths), loras
-
-
-def _trained(study: Comparison) -> list[str]:
-    """Methods whose learning rate there is to choose: those that are trained, and LoRA if others stand on it."""
-    methods = {name: find_method(name) for name in study.method_names}
-    trained = [name for name, method in methods.items() if method.make is None]
-    standing = any(method.make is not None and method.loras({}) for method in methods.values())
-    return list(dict.fromkeys(("lora", *trained))) if standing else trained

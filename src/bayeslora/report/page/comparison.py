@@ -120,8 +120,9 @@ class _Comparison:
         factors = self.study["rate_factors"]
         if len(factors) < 2:
             return Section("Learning rates", [])
-        tried = [f"{factor:g}" for factor in factors]
         searched = self.record.get("rate_search", {})
+        found = {float(factor) for nlls in searched.values() for factor in nlls}
+        tried = [f"{factor:g}" for factor in sorted({*factors, *found})]
 
         def shown(what: str, factor: str) -> str:
             nll = searched.get(what, {}).get(factor)
@@ -133,7 +134,8 @@ class _Comparison:
         ]
         head = ["task / method", *(f"×{factor}" for factor in tried), "chosen"]
         caption = (
-            "Validation NLL on the first seed by factor of the learning rate, and the one chosen; — where a run failed."
+            "Validation NLL on the first seed by factor of the learning rate, and the one chosen; — where it was not tried, or "
+            "a run failed."
         )
         return Section("Learning rates", [Plain("rates", head, rows, caption, frozenset(range(1, len(head))))])
 

@@ -1,0 +1,120 @@
+"""The search for learning rates: what is tried, what is chosen, and what is told about it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from bayeslora.progress import Silent
+from bayeslora.studies import pool
+from bayeslora.studies.compare import compare
+from bayeslora.studies.plan import run_path
+from bayeslora.studies.rates import best_factor, next_factor, search_jobs, searched_pairs
+from studies.test_compare import quick as quick
+from studies.test_compare import study
+from train.tiny import read_json, task_directory
+
+
+class Told(Silent):
+    def __init__(self):
+        self.lines = []
+
+    def say(self, text):
+        self.lines.append(text)
+
+
+def searched(out, monkeypatch, nlls, **changes):
+    """A comparison of LoRA whose validation NLLs are these by factor, and what it told; others fail."""
+    runs, train = [], pool.train
+
+    def counted(config, path, *args, **kwargs):
+        runs.append(float(path.parent.name.removeprefix("rate-")))
+        if runs[-1] not in nlls:
+            raise ZeroDivisionError("division by zero\nand more")
+        return train(config, path, *args, **kwargs)
+
+    def read(path):
+        return nlls.get(float(path.parent.name.removeprefix("rate-")), math.inf)
+
+    monkeypatch.setattr(pool, "train", counted)
+    monkeypatch.setattr("bayeslora.studies.rates._validation_nll", read)
+    told = Told()
+    compared = compare(study(**({"methods": ("lora",), "seeds": (0,)} | changes)), out, report=told)
+    return compared, read_json(out / "table.json"), runs, [line for line in told.lines if "validation nll" in line]
+
+
+def test_lora_is_trained_even_if_only_others_that_stand_on_it_are_shown():
+    shown = study(methods=("temperature",), rate_factors=(0.5, 2.0))
+    jobs = search_jobs(shown, Path("out"), dict.fromkeys(searched_pairs(shown), shown.rate_factors))
+    found = [(job.config.method, job.config.training.learning_rate) for job in jobs]
+    assert found == [("lora", 3.5e-4), ("lora", 1.4e-3)]
+
+
+def test_the_factor_with_the_least_validation_nll_is_used(tmp_path):
+    searching = study(methods=("lora", "temperature"), rate_factors=(1.0, 30.0), seeds=(0,))
+    compare(searching, tmp_path / "study")
+    record = read_json(tmp_path / "study" / "table.json")
+    chosen, nll = record["chosen_rate_factors"]["task/lora"], {}
+    for factor in (1.0, 30.0):
+        result = read_json(run_path(tmp_path / "study", task_directory(), "lora", factor, 0) / "result.json")
+        nll[factor] = min(it["validation"]["nll"] for it in result["history"])
+    assert chosen == min(nll, key=nll.get)
+    assert record["rate_search"] == {"task/lora": {"1": nll[1.0], "30": nll[30.0]}}
+    path = run_path(tmp_path / "study", task_directory(), "temperature", chosen, 0)
+    assert read_json(path / "config.json")["training"]["learning_rate"] == pytest.approx(7e-4 * chosen)
+
+
+@pytest.mark.parametrize(
+    ("nlls", "best", "beyond"),
+    [
+        ({0.5: 3, 1: 2, 2: 1}, 2, 4),
+        ({0.5: 1, 1: 2, 2: 3}, 0.5, 0.25),
+        ({0.5: 2, 1: 1, 2: 3}, 1, None),
+        ({2: 1, 0.3: 3, 1: 2}, 2, 4),
+        ({0.3: 1, 1: 2}, 0.3, 0.09),
+        ({0.5: 2, 1: 1, 2: math.inf}, 1, None),
+        ({0.5: 1, 1: 1, 2: 1}, 1, None),
+    ],
+)
+def test_which_factor_is_the_best_and_which_lies_beyond_it(nlls, best, beyond):
+    assert best_factor(nlls) == best
+    assert next_factor(nlls) == (beyond if beyond is None else pytest.approx(beyond))
+
+
+@pytest.mark.parametrize(
+    ("nlls", "tried", "chosen", "said"),
+    [
+        ({0.5: 3, 1: 2, 2: 1, 4: 0.5, 8: 0.7}, [0.5, 1, 2, 4, 8], 4, "×4 it is"),
+        ({0.5: 3, 1: 2, 2: 1, 4: 0.5, 8: 0.4, 16: 0.3}, [0.5, 1, 2, 4, 8], 8, "×8 it is, the largest that was tried"),
+        ({0.5: 1, 1: 2, 2: 3, 0.25: 1.5}, [0.5, 1, 2, 0.25], 0.5, "×0.5 it is"),
+        ({0.5: 2, 1: 1, 2: 3}, [0.5, 1, 2], 1, "×1 it is"),
+        ({0.5: 3, 1: 2, 2: 1}, [0.5, 1, 2, 4], 2, "×2 it is"),
+    ],
+    ids=["two steps", "as far as told", "below", "between", "failed"],
+)
+def test_the_search_goes_on_beyond_an_end(nlls, tried, chosen, said, tmp_path, monkeypatch):
+    compared, record, runs, told = searched(
+        tmp_path / "study", monkeypatch, nlls, rate_factors=(0.5, 1.0, 2.0), rates_beyond=2
+    )
+    assert runs == tried and record["chosen_rate_factors"] == {"task/lora": chosen}
+    assert record["rate_search"]["task/lora"] == {f"{f:g}": nlls.get(f) for f in sorted(tried)}
+    assert len(told) == 1 and told[0].endswith(said)
+    assert len(compared.failures) == (4 in runs and 4 not in nlls)
+
+
+def test_without_being_told_so_the_search_does_not(tmp_path, monkeypatch):
+    nlls = {0.5: 3, 1: 2, 2: 1}
+    _, record, runs, told = searched(tmp_path / "study", monkeypatch, nlls, rate_factors=(0.5, 1.0, 2.0))
+    assert runs == [0.5, 1, 2] and record["chosen_rate_factors"] == {"task/lora": 2}
+    assert told == [
+        "task/lora: validation nll ×0.5: 3.0000, ×1: 2.0000, ×2: 1.0000; ×2 it is, the largest that was tried"
+    ]
+
+
+def test_a_search_run_that_fails_is_told_and_is_not_chosen(tmp_path, monkeypatch):
+    compared, record, _, told = searched(tmp_path / "study", monkeypatch, {30: 1.0}, rate_factors=(1.0, 30.0))
+    assert record["chosen_rate_factors"] == {"task/lora": 30.0} and record["rate_search"]["task/lora"]["1"] is None
+    assert compared.failures == {"task, lora, seed 0": "ZeroDivisionError: division by zero"}
+    assert told == ["task/lora: validation nll ×1: failed, ×30: 1.0000; ×30 it is"]
