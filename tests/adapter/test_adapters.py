@@ -35,19 +35,36 @@ def test_the_method_is_a_full_member_of_the_enumeration():
     assert copy.deepcopy(member) is member
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        "import bayeslora, sys; assert 'transformers' not in sys.modules and 'torch' not in sys.modules",
+def run_python(script):
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_importing_is_light():
+    run_python("import bayeslora, sys; assert 'transformers' not in sys.modules and 'torch' not in sys.modules")
+
+
+def test_importing_in_any_order_registers_it():
+    """In processes of their own, all of which start with what takes long and has no say in it."""
+    orders = [
         "import bayeslora, peft; assert peft.PeftType('BAYESLORA')",
         "import peft, bayeslora; assert peft.PeftType('BAYESLORA')",
         "import bayeslora; bayeslora.BayesLoraConfig(); import peft; assert peft.PeftType('BAYESLORA')",
         "import bayeslora; from peft import get_peft_model; import importlib.resources as r; r.files('peft')",
-    ],
-)
-def test_importing_in_any_order_registers_it(script):
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    ]
+    run_python(
+        "import os, sys, traceback, accelerate, torch._dynamo, transformers.modeling_utils\n"
+        "assert not {'peft', 'bayeslora'} & set(sys.modules)\n"
+        f"for order in {orders}:\n"
+        "    if os.fork() == 0:\n"
+        "        try:\n"
+        "            exec(order)\n"
+        "        except BaseException:\n"
+        "            print(order, traceback.format_exc(), file=sys.stderr, flush=True)\n"
+        "            os._exit(1)\n"
+        "        os._exit(0)\n"
+        "    assert os.wait()[1] == 0, order\n"
+    )
 
 
 # Targets ----------------------------------------------------------------------------------------------------------

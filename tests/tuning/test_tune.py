@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -294,6 +296,27 @@ def test_a_trial_that_fails_costs_no_other(tmp_path, monkeypatch, capsys):
     assert states == {"done", "failed"} and len(trials) == 5 and err == ""
     assert all((trial["values"]["learning_rate"] > 1e-2) == (trial["state"] == "failed") for trial in trials)
     assert "Failed:" in out and "RuntimeError: out of luck" in out and "| failed |" in out
+
+
+def test_a_machine_that_fails_ends_the_search_which_goes_on_later(tmp_path, monkeypatch, capsys):
+    """A full disk says nothing about the settings of a trial, so that is not one that has failed."""
+    search, undisturbed = (words(tmp_path / name, "--constraints") for name in ("out", "undisturbed"))
+
+    def full(config: Any, path: Path, *args: Any, **kwargs: Any) -> Any:
+        if path.name == "trial-001":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return train(config, path, *args, **kwargs)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(pool, "train", full)
+        assert bayeslora(*search) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("bayeslora: trial 1 could not be run: OSError: ") and err.count("\n") == 1
+    states = [trial["state"] for trial in read_json(tmp_path / "out" / "trials.json")["trials"]]
+    assert states == ["done", "planned", "planned"]
+    assert bayeslora(*search) == bayeslora(*undisturbed) == 0
+    found, wanted = (read_json(tmp_path / name / "trials.json")["trials"] for name in ("out", "undisturbed"))
+    assert [(it["state"], it["values"]) for it in found] == [("done", it["values"]) for it in wanted]
 
 
 def test_if_everything_fails_it_is_said_why(tmp_path, monkeypatch, capsys):

@@ -43,6 +43,10 @@ Starter = Callable[[Sequence[Work]], Iterator[tuple[Work, str | None]]]
 """Does work, and gives the pieces as they end."""
 
 
+class Outage(str):
+    """Why work failed, if it was for the machine, such as a full disk, and not for its settings: it may go well another time."""
+
+
 class Worker:
     """Does one piece after another and loads the base model only once, or not at all if its place has brought one for all."""
 
@@ -61,7 +65,8 @@ class Worker:
             else:
                 self._evaluate(work)
         except Exception as error:
-            return f"{type(error).__name__}: {first_line(error)}"
+            kind = Outage if isinstance(error, OSError) else str
+            return kind(f"{type(error).__name__}: {first_line(error)}")
         return None
 
     def _evaluate(self, it: Evaluation) -> None:

@@ -29,7 +29,7 @@ from bayeslora.methods import find_method
 from bayeslora.models.device import resolve_device
 from bayeslora.progress import Reporter, Silent
 from bayeslora.studies.plan import Job, Work
-from bayeslora.studies.pool import Executor, Settings, Worker, Workers
+from bayeslora.studies.pool import Executor, Outage, Settings, Worker, Workers
 from bayeslora.tasks import load_task
 from bayeslora.train.config import RunConfig, to_dict
 from bayeslora.train.directory import RunDirectory
@@ -153,11 +153,16 @@ class _Search:
         return outcomes_of(self.train(config, self.out / "baseline"))
 
     def _run(self, trials: Sequence[Trial], workers: Workers) -> None:
-        """Run trials; one that fails is noted and costs no other."""
+        """Run trials; one that fails is noted and costs no other. If the machine fails, that says nothing about settings."""
         planned = {trial.path(self.out): trial for trial in trials}
         jobs = [Job(self.space.config(trial.values), path) for path, trial in planned.items()]
 
         def ended(job: Work, failure: str | None) -> None:
+            if isinstance(failure, Outage):
+                number = planned[job.path].number
+                raise RunsFailed(
+                    f"trial {number} could not be run: {failure}; mend that, and give the same command again"
+                )
             outcomes = {} if failure else outcomes_of(RunDirectory(job.path).read_result())
             self._note(planned[job.path], outcomes, failure)
 
