@@ -76,6 +76,7 @@ def test_the_factor_with_the_least_validation_nll_is_used(tmp_path):
         ({0.3: 1, 1: 2}, 0.3, 0.09),
         ({0.5: 2, 1: 1, 2: math.inf}, 1, None),
         ({0.5: 1, 1: 1, 2: 1}, 1, None),
+        ({1: math.inf, 2: math.inf}, 1, None),
     ],
 )
 def test_which_factor_is_the_best_and_which_lies_beyond_it(nlls, best, beyond):
@@ -116,5 +117,5 @@ def test_without_being_told_so_the_search_does_not(tmp_path, monkeypatch):
 def test_a_search_run_that_fails_is_told_and_is_not_chosen(tmp_path, monkeypatch):
     compared, record, _, told = searched(tmp_path / "study", monkeypatch, {30: 1.0}, rate_factors=(1.0, 30.0))
     assert record["chosen_rate_factors"] == {"task/lora": 30.0} and record["rate_search"]["task/lora"]["1"] is None
-    assert compared.failures == {"task, lora, seed 0": "ZeroDivisionError: division by zero"}
+    assert compared.failures == {"task, lora ×1, seed 0": "ZeroDivisionError: division by zero"}
     assert told == ["task/lora: validation nll ×1: failed, ×30: 1.0000; ×30 it is"]

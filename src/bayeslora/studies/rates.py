@@ -82,7 +82,11 @@ def search_jobs(study: Comparison, out: Path, factors: Mapping[Pair, Sequence[fl
     """The runs on the first seed with these factors."""
     seed = study.seeds[0]
     return [
-        Job(study.config(task, method, seed, factor), run_path(out, task, method, factor, seed))
+        Job(
+            study.config(task, method, seed, factor),
+            run_path(out, task, method, factor, seed),
+            name=f"{method} ×{factor:g}",
+        )
         for (task, method), wanted in factors.items()
         for factor in wanted
     ]
@@ -94,9 +98,9 @@ def best_factor(nlls: Mapping[float, float]) -> float:
 
 
 def next_factor(nlls: Mapping[float, float]) -> float | None:
-    """The factor beyond the best one, as far from it as its neighbour is; none if the best lies between others."""
+    """The factor beyond the best one, as far from it as its neighbour is; none if that lies between others, or all failed."""
     tried, best = sorted(nlls), best_factor(nlls)
-    if best not in (tried[0], tried[-1]):
+    if best not in (tried[0], tried[-1]) or not math.isfinite(nlls[best]):
         return None
     return best * best / (tried[1] if best == tried[0] else tried[-2])
 
