@@ -262,3 +262,16 @@ def test_a_full_gpu_means_smaller_parts(full, monkeypatch):
     monkeypatch.setattr(Scorer, "__call__", lambda *args: limited(*args[:1], list(args[1]) * 99))
     with pytest.raises(type(full)):
         scored(model, items)
+
+
+def test_another_failure_is_not_tried_again(monkeypatch):
+    model, items, tried = adapted(), questions(count=5), []
+
+    def broken(self, part, draws=1):
+        tried.append(part)
+        raise RuntimeError("bug")
+
+    monkeypatch.setattr(Scorer, "__call__", broken)
+    with pytest.raises(RuntimeError, match="bug"):
+        scored(model, items)
+    assert len(tried) == 1

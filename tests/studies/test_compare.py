@@ -113,6 +113,7 @@ def test_the_table_says_what_the_runs_say(done):
             assert run["metrics"] == read_json(path / "result.json")["metrics"]
     values = [run["metrics"]["nll"] for run in rows["bbb"]["runs"]]
     text = (done / "table.md").read_text(encoding="utf-8")
+    assert "†: the paired bootstrap over questions cannot tell it from the best" in text
     shown = f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
     line = next(line for line in text.splitlines() if line.startswith("| bbb"))
     assert shown in line
