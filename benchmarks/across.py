@@ -1,10 +1,10 @@
 """A comparison across its tasks: one table for each metric, with methods as rows and tasks as columns.
 
-python benchmarks/across.py TABLE.json [TABLE.json ...] [--section ARC-EASY ...] [--metrics nll aurc] > tables.md
+python benchmarks/across.py TABLE.json [TABLE.json ...] [--section ARC-EASY ...] [--metrics nll aurc] [--figure all.png] > all.md
 
-Each TABLE.json is the record that `bayeslora compare` has written; several are put side by side. Where two have the same task,
-the runs of the last one that has a method are shown, without marks, as nobody has compared them question by question. The last
-column is the mean rank of a method over the tasks that it and all others have; with --ranks there is one table of those alone.
+Each TABLE.json is the record that `bayeslora compare` has written; several are put side by side. The last column is the mean
+rank of a method over the tasks that it and all others have; with --ranks there is one table of those alone. The figure is
+accuracy against calibration error.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from bayeslora.report.scatter import scatter_figure
 from bayeslora.report.table import COLUMNS, Cell, Column, Row, markdown
 from bayeslora.studies.question_sections import SHIFT_COLUMNS
 
@@ -72,14 +73,21 @@ def rank_table(sections: Mapping[str, Any], columns: Sequence[Column] = COLUMNS)
     return markdown(by_first, shown)
 
 
+def draw(sections: Mapping[str, Any], path: Path) -> None:
+    """Accuracy against calibration error, a panel for each task."""
+    shown: dict[str, dict[str, dict[str, Cell]]] = {task: {} for task in sections}
+    for metric in ("acc", "ece"):
+        for method, row in cells(sections, metric).items():
+            for task, cell in row.items():
+                shown[task].setdefault(method, {})[metric] = cell
+    scatter_figure(shown, path)
+
+
 def read_sections(paths: Sequence[Path], only: Sequence[str] = ()) -> dict[str, Any]:
     """The parts of all records, by task."""
     sections: dict[str, Any] = {}
     for path in paths:
-        for task, methods in json.loads(path.read_text(encoding="utf-8"))["sections"].items():
-            joined = sections.get(task, {}) | methods
-            alone = task not in sections
-            sections[task] = methods if alone else {name: it | {"ties_best": {}} for name, it in joined.items()}
+        sections |= json.loads(path.read_text(encoding="utf-8"))["sections"]
     return {task: sections[task] for task in only} if only else sections
 
 
@@ -90,13 +98,17 @@ def main() -> None:
     parser.add_argument("--section", nargs="*", default=[], help="tasks, in the order wanted; all by default")
     parser.add_argument("--metrics", nargs="*", choices=KNOWN, default=[column.metric for column in COLUMNS])
     parser.add_argument("--ranks", action="store_true", help="mean ranks over the tasks alone")
+    parser.add_argument("--figure", type=Path, default=None, help="where to draw accuracy against calibration error")
     given = parser.parse_args()
+    sections = read_sections(given.tables, given.section)
+    if given.figure is not None:
+        draw(sections, given.figure)
     if given.ranks:
         order = sorted(COLUMNS, key=lambda column: column.metric != "nll")
-        print(rank_table(read_sections(given.tables, given.section), order))
+        print(rank_table(sections, order))
         return
     columns = [KNOWN[metric] for metric in given.metrics]
-    for title, text in tables(read_sections(given.tables, given.section), columns).items():
+    for title, text in tables(sections, columns).items():
         print(f"**{title}**\n\n{text}\n")
 
 
