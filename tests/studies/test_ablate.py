@@ -14,8 +14,9 @@ import pytest
 from bayeslora.errors import InputError
 from bayeslora.predict.predictions import read_predictions
 from bayeslora.studies import pool
-from bayeslora.studies.ablate import Ablated, ablate
+from bayeslora.studies.ablate import ablate
 from bayeslora.studies.ablation import AblationStudy
+from bayeslora.studies.tables import Outcome
 from bayeslora.train import AdapterConfig, PredictionConfig, TrainingConfig
 from bayeslora.train.trained import load_run
 from train.tiny import (
@@ -77,7 +78,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory, other: str) -> tuple[Path, Ablated]:
+def done(tmp_path_factory: pytest.TempPathFactory, other: str) -> tuple[Path, Outcome]:
     """An ablation that is done, with two seeds and a shift; not to be changed."""
     out = tmp_path_factory.mktemp("ablate") / "study"
     with without_intervals():

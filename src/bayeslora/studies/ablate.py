@@ -37,28 +37,11 @@ from bayeslora.studies.question_sections import (
 )
 from bayeslora.studies.runner import Runner, require_readable
 from bayeslora.studies.study import require_distinct, task_name
-from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ, Tables
+from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ, Outcome, Tables
 from bayeslora.tasks import load_task
 from bayeslora.train.config import to_dict
 from bayeslora.train.directory import RunDirectory
 from bayeslora.train.environment import describe_environment
-
-
-@dataclass
-class Ablated:
-    """What came out.
-
-    Attributes:
-        sections: rows of each part of the table, by its title: label to metric to cell.
-        text: the whole table in Markdown.
-        failures: why runs failed, by what they were.
-        out: where table and figure lie.
-    """
-
-    sections: dict[str, dict[str, Row]]
-    text: str
-    failures: dict[str, str]
-    out: Path
 
 
 @dataclass
@@ -102,7 +85,7 @@ class _Study:
             return self.jobs[variant.label, seed].path
         return self.out / "evaluated" / task_name(task) / variant.name / f"seed-{seed}"
 
-    def report(self) -> Ablated:
+    def report(self) -> Outcome:
         """Table and figure of what is done."""
         own = self._places(self.study.task)
         title = task_name(self.study.task)
@@ -142,7 +125,7 @@ class _Study:
         result = next(path.read_result() for path in paths if path.result.exists())
         return {PARAMETERS.metric: Cell((result["parameters"]["trainable"],))}
 
-    def _write(self, sections: Mapping[str, QuestionSection]) -> Ablated:
+    def _write(self, sections: Mapping[str, QuestionSection]) -> Outcome:
         shown = {title: (section.rows, section.columns) for title, section in sections.items()}
         tables = Tables(self._head(), shown, self._failures, self.ablation.axis)
         tables.write(self.out)
@@ -157,7 +140,7 @@ class _Study:
                 joined=self.ablation.ordered,
             )
         rows = {title: section.rows for title, section in sections.items()}
-        return Ablated(rows, tables.text, self._failures, self.out)
+        return Outcome(rows, tables.text, self._failures, self.out)
 
     def _curves(self, rows: Mapping[str, Row]) -> Curves:
         """Rows by method and value, as far as there are results."""
@@ -211,7 +194,7 @@ def ablate(
     workers: int = 1,
     executor: Executor = "local",
     report: Reporter | None = None,
-) -> list[Ablated]:
+) -> list[Outcome]:
     """Run what is missing of some ablations, and write a table and a figure for each.
 
     Args:

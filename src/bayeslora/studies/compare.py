@@ -24,7 +24,7 @@ from bayeslora.models.device import resolve_device
 from bayeslora.predict.token_predictor import UNCERTAIN
 from bayeslora.progress import Reporter, Silent
 from bayeslora.report import reliability_figure, scatter_figure
-from bayeslora.report.table import Column, Row
+from bayeslora.report.table import Column
 from bayeslora.studies.comparison import Comparison
 from bayeslora.studies.evaluated import Places, pooled
 from bayeslora.studies.plan import Evaluation, plan
@@ -33,7 +33,7 @@ from bayeslora.studies.question_sections import SHIFT_COLUMNS, QuestionSection, 
 from bayeslora.studies.rates import RateSearch
 from bayeslora.studies.runner import Runner, require_readable
 from bayeslora.studies.study import task_name
-from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ, Tables
+from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ, Outcome, Tables
 from bayeslora.studies.token_sections import PROBLEM_COLUMNS, TEXT_COLUMNS, TokenSection, token_sections
 from bayeslora.tasks import Task, find_task
 from bayeslora.train.config import to_dict
@@ -45,29 +45,12 @@ Wanted = Mapping[tuple[str, str, int], Path]
 
 
 @dataclass
-class Compared:
-    """What came out.
-
-    Attributes:
-        sections: rows of each part of the table, by its title: method to metric to cell.
-        text: the whole table in Markdown.
-        failures: why runs failed, by what they were.
-        out: where everything lies.
-    """
-
-    sections: dict[str, dict[str, Row]]
-    text: str
-    failures: dict[str, str]
-    out: Path
-
-
-@dataclass
 class _Study:
     study: Comparison
     out: Path
     runner: Runner
 
-    def run(self) -> Compared:
+    def run(self) -> Outcome:
         with self.runner:
             search = RateSearch(self.study, self.out, self.runner)
             chosen = search.run()
@@ -141,7 +124,7 @@ class _Study:
 
     def _write(
         self, questions: Mapping[str, QuestionSection], tokens: Mapping[str, TokenSection], rates: Mapping[str, Any]
-    ) -> Compared:
+    ) -> Outcome:
         sections: dict[str, QuestionSection | TokenSection] = {**questions, **tokens}
         shown = {title: (section.rows, section.columns) for title, section in sections.items()}
         tables = Tables(self._head([section.columns for section in sections.values()]), shown, self.runner.failures)
@@ -156,7 +139,7 @@ class _Study:
                 name = title.replace(" → ", "-to-")
                 reliability_figure(drawn, self.out / f"reliability-{name}.png", title=title)
         rows = {title: section.rows for title, section in sections.items()}
-        return Compared(rows, tables.text, self.runner.failures, self.out)
+        return Outcome(rows, tables.text, self.runner.failures, self.out)
 
     def _head(self, columns: Sequence[Sequence[Column]]) -> str:
         seeds = len(self.study.seeds)
@@ -199,7 +182,7 @@ def compare(
     workers: int = 1,
     executor: Executor = "local",
     report: Reporter | None = None,
-) -> Compared:
+) -> Outcome:
     """Run what is missing, and write tables and figures.
 
     Args:

@@ -1,4 +1,4 @@
-"""The tables of a study, in Markdown and LaTeX."""
+"""The tables of a study, in Markdown and LaTeX, and what its caller gets."""
 
 from __future__ import annotations
 
@@ -49,6 +49,23 @@ class Tables:
         _write_text(out / "table.md", self.text)
         tables = (f"% {title}\n{latex(*table, self.what)}" for title, table in self.sections.items())
         _write_text(out / "table.tex", "\n\n".join(tables) + "\n")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out of a study.
+
+    Attributes:
+        sections: rows of each part of its table, by title: a method or variant to metric to cell.
+        text: the whole table in Markdown.
+        failures: why runs failed, by what they were.
+        out: where tables and figures lie.
+    """
+
+    sections: Mapping[str, Mapping[str, Row]]
+    text: str
+    failures: Mapping[str, str]
+    out: Path
 
 
 def _write_text(path: Path, text: str) -> None:
