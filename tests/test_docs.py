@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 import re
@@ -114,6 +115,21 @@ def test_tables_of_the_comparison(records: list[str], tasks: list[str], metrics:
     titled = zip(*[iter(printed.split("\n\n"))] * 2, strict=True)
     tables = {title.strip("*").split()[0]: table for title, table in titled}
     assert len(tables) == 3 and all(tables[metric] in page for metric in metrics)
+
+
+def test_the_figure_of_the_comparison_has_every_method_on_every_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    across, drawn = importlib.import_module("across"), {}
+    monkeypatch.setattr(across, "scatter_figure", lambda sections, path: drawn.update(sections))
+    sections = across.read_sections([ROOT / "benchmarks/results" / name for name in TABLE], SIX)
+    across.draw(sections, Path("figure.png"))
+    assert list(drawn) == SIX and all(len(rows) == 14 for rows in drawn.values())
+    for task, rows in drawn.items():
+        for method, row in rows.items():
+            runs = [run["metrics"] for run in sections[task][method]["runs"]]
+            assert {name: cell.values for name, cell in row.items()} == {
+                name: tuple(run[name] for run in runs) for name in ("acc", "ece")
+            }
 
 
 SHIFTS = [

@@ -16,7 +16,7 @@ from bayeslora.predict.predictions import read_predictions
 from bayeslora.studies import pool
 from bayeslora.studies.ablate import ablate
 from bayeslora.studies.ablation import AblationStudy
-from bayeslora.studies.tables import Outcome
+from bayeslora.studies.tables import StudyOutcome
 from bayeslora.train import AdapterConfig, PredictionConfig, TrainingConfig
 from bayeslora.train.trained import load_run
 from train.tiny import (
@@ -78,7 +78,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory, other: str) -> tuple[Path, Outcome]:
+def done(tmp_path_factory: pytest.TempPathFactory, other: str) -> tuple[Path, StudyOutcome]:
     """An ablation that is done, with two seeds and a shift; not to be changed."""
     out = tmp_path_factory.mktemp("ablate") / "study"
     with without_intervals():

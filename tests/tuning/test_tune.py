@@ -21,65 +21,22 @@ pytest.importorskip("botorch")
 from bayeslora.errors import InputError
 from bayeslora.report.page import make_report
 from bayeslora.studies import pool
-from bayeslora.train import AdapterConfig, TrainingConfig, resolve, train
+from bayeslora.train import AdapterConfig, resolve, train
 from bayeslora.train.config import from_dict, to_dict
 from bayeslora.train.errors import RunsFailed
 from bayeslora.tuning import propose as proposing
 from bayeslora.tuning import tune as module
 from bayeslora.tuning.config import Tuning
-from bayeslora.tuning.log import Trial
-from bayeslora.tuning.outcome import Outcome
 from bayeslora.tuning.tune import tune
 from train.tiny import (
     bayeslora,
     contents,
-    model_directory,
     read_json,
     run_config,
-    task_directory,
     without_intervals,
     write_task,
 )
-
-SEARCH = ("learning_rate=1e-3:1e-1:log", "weight_decay=1e-3:1e-1:log")
-CONSTRAINTS = ("acc>=lora-0.7", "train_seconds<=1000")
-
-
-def tuning(**changes: Any) -> Tuning:
-    run = run_config(
-        "lora",
-        adapter=AdapterConfig(rank=2, targets=("q_proj",)),
-        training=TrainingConfig(epochs=1, batch_size=6),
-        task=changes.pop("task", task_directory()),
-    )
-    settings: dict[str, Any] = {
-        "run": run,
-        "search": SEARCH,
-        "constraints": CONSTRAINTS,
-        "trials": 5,
-        "start": 3,
-        "q": 2,
-    }
-    return Tuning(**(settings | changes))
-
-
-def words(out: Path, *more: object) -> list[object]:
-    """The same search on the command line, with more options behind, which win."""
-    given = [
-        "tune",
-        "--model",
-        model_directory(),
-        "--task",
-        task_directory(),
-        "--method",
-        "lora",
-        "--out",
-        out,
-        "--quiet",
-    ]
-    given += ["--rank", 2, "--targets", "q_proj", "--epochs", 1, "--batch-size", 6, "--samples", 3]
-    given += ["--search", *SEARCH, "--constraints", *CONSTRAINTS, "--trials", 5, "--start", 3, "--q", 2]
-    return [*given, *more]
+from tuning.cases import CONSTRAINTS, SEARCH, tuning, words
 
 
 def without_times(path: Path) -> list[dict[str, Any]]:
@@ -408,45 +365,6 @@ def test_it_is_said_where_weight_decay_changes_nothing():
     assert module._decays(run_config("lora")) and not module._decays(run_config("bayesian-lora"))
     partial = run_config("bayesian-lora", adapter=AdapterConfig(stochastic_layers="last:1"))
     assert module._decays(partial)
-
-
-# The choice -----------------------------------------------------------------------------------------------------------
-
-
-def outcome(*rows: tuple[float, float, float], constraints: tuple[str, ...] = ()) -> Outcome:
-    """Of trials with these ECE, NLL and accuracy; a trial without a number failed."""
-    trials = [
-        Trial(
-            k,
-            "sobol",
-            {"learning_rate": 0.1, "weight_decay": 0.1},
-            "done",
-            dict(zip(("ece", "nll", "acc"), row, strict=True)),
-        )
-        if row
-        else Trial(k, "sobol", {"learning_rate": 0.1, "weight_decay": 0.1}, "failed", {}, "why")
-        for k, row in enumerate(rows)
-    ]
-    return Outcome(tuning(constraints=constraints), trials, {})
-
-
-def test_the_front_is_of_feasible_trials_and_nll_decides():
-    found = outcome((0.1, 1.0, 0.7), (0.2, 0.8, 0.7), (0.2, 0.9, 0.6), (), (0.01, 0.5, 0.4), constraints=("acc>=0.5",))
-    assert found.feasible.tolist() == [True, True, True, False, False]
-    assert found.front == [0, 1] and found.chosen == 1
-    assert (found.reference > found.objectives[found.feasible].max(0)).all()
-    everything = outcome((0.1, 1.0, 0.7), (0.2, 0.8, 0.7), (0.2, 0.9, 0.6), (), (0.01, 0.5, 0.4))
-    assert everything.front == [0, 1, 4] and everything.chosen == 4
-
-
-def test_of_equal_trials_the_earliest_is_chosen():
-    found = outcome((0.1, 1.0, 0.7), (0.2, 0.8, 0.7), (0.2, 0.8, 0.7))
-    assert found.front == [0, 1, 2] and found.chosen == 1
-
-
-def test_outcomes_without_any_trial_to_choose():
-    found = outcome((), constraints=("acc>=0.5",))
-    assert found.front == [] and found.chosen is None and found.reference is None and found.hypervolumes == []
 
 
 def test_settings_from_before_one_existed_are_at_their_defaults(done, tmp_path):

@@ -37,7 +37,7 @@ from bayeslora.studies.question_sections import (
 )
 from bayeslora.studies.runner import Runner, require_readable
 from bayeslora.studies.study import require_distinct, task_name
-from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ, Outcome, Tables
+from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ, StudyOutcome, Tables
 from bayeslora.tasks import load_task
 from bayeslora.train.config import to_dict
 from bayeslora.train.directory import RunDirectory
@@ -85,7 +85,7 @@ class _Study:
             return self.jobs[variant.label, seed].path
         return self.out / "evaluated" / task_name(task) / variant.name / f"seed-{seed}"
 
-    def report(self) -> Outcome:
+    def report(self) -> StudyOutcome:
         """Table and figure of what is done."""
         own = self._places(self.study.task)
         title = task_name(self.study.task)
@@ -125,7 +125,7 @@ class _Study:
         result = next(path.read_result() for path in paths if path.result.exists())
         return {PARAMETERS.metric: Cell((result["parameters"]["trainable"],))}
 
-    def _write(self, sections: Mapping[str, QuestionSection]) -> Outcome:
+    def _write(self, sections: Mapping[str, QuestionSection]) -> StudyOutcome:
         shown = {title: (section.rows, section.columns) for title, section in sections.items()}
         tables = Tables(self._head(), shown, self._failures, self.ablation.axis)
         tables.write(self.out)
@@ -140,7 +140,7 @@ class _Study:
                 joined=self.ablation.ordered,
             )
         rows = {title: section.rows for title, section in sections.items()}
-        return Outcome(rows, tables.text, self._failures, self.out)
+        return StudyOutcome(rows, tables.text, self._failures, self.out)
 
     def _curves(self, rows: Mapping[str, Row]) -> Curves:
         """Rows by method and value, as far as there are results."""
@@ -194,7 +194,7 @@ def ablate(
     workers: int = 1,
     executor: Executor = "local",
     report: Reporter | None = None,
-) -> list[Outcome]:
+) -> list[StudyOutcome]:
     """Run what is missing of some ablations, and write a table and a figure for each.
 
     Args:

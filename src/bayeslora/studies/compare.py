@@ -33,7 +33,7 @@ from bayeslora.studies.question_sections import SHIFT_COLUMNS, QuestionSection, 
 from bayeslora.studies.rates import RateSearch
 from bayeslora.studies.runner import Runner, require_readable
 from bayeslora.studies.study import task_name
-from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ, Outcome, Tables
+from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ, StudyOutcome, Tables
 from bayeslora.studies.token_sections import PROBLEM_COLUMNS, TEXT_COLUMNS, TokenSection, token_sections
 from bayeslora.tasks import Task, find_task
 from bayeslora.train.config import to_dict
@@ -50,7 +50,7 @@ class _Study:
     out: Path
     runner: Runner
 
-    def run(self) -> Outcome:
+    def run(self) -> StudyOutcome:
         with self.runner:
             search = RateSearch(self.study, self.out, self.runner)
             chosen = search.run()
@@ -124,7 +124,7 @@ class _Study:
 
     def _write(
         self, questions: Mapping[str, QuestionSection], tokens: Mapping[str, TokenSection], rates: Mapping[str, Any]
-    ) -> Outcome:
+    ) -> StudyOutcome:
         sections: dict[str, QuestionSection | TokenSection] = {**questions, **tokens}
         shown = {title: (section.rows, section.columns) for title, section in sections.items()}
         tables = Tables(self._head([section.columns for section in sections.values()]), shown, self.runner.failures)
@@ -139,7 +139,7 @@ class _Study:
                 name = title.replace(" → ", "-to-")
                 reliability_figure(drawn, self.out / f"reliability-{name}.png", title=title)
         rows = {title: section.rows for title, section in sections.items()}
-        return Outcome(rows, tables.text, self.runner.failures, self.out)
+        return StudyOutcome(rows, tables.text, self.runner.failures, self.out)
 
     def _head(self, columns: Sequence[Sequence[Column]]) -> str:
         seeds = len(self.study.seeds)
@@ -182,7 +182,7 @@ def compare(
     workers: int = 1,
     executor: Executor = "local",
     report: Reporter | None = None,
-) -> Outcome:
+) -> StudyOutcome:
     """Run what is missing, and write tables and figures.
 
     Args:

@@ -52,7 +52,7 @@ class Tables:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StudyOutcome:
     """What came out of a study.
 
     Attributes:
