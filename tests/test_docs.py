@@ -96,7 +96,8 @@ def printed_by(script: str, *given: object) -> str:
     return printed.getvalue().strip()
 
 
-TABLE = ["table/arc-easy.json", "table/cut.json"]
+TABLE = ["table/arc-easy.json", "table/openbookqa.json", "table/cut.json"]
+BEYOND = ["table/beyond/arc-easy.json", "table/beyond/openbookqa.json", "table/beyond/cut.json"]
 SIX = ["arc-easy", "arc-challenge", "openbookqa", "winogrande-s", "winogrande-m", "boolq"]
 
 
@@ -105,9 +106,10 @@ SIX = ["arc-easy", "arc-challenge", "openbookqa", "winogrande-s", "winogrande-m"
     [
         (TABLE, SIX, ["ACC", "NLL", "ECE"]),
         (["table/tempered.json"], SIX, ["NLL"]),
+        (BEYOND, SIX, ["NLL"]),
         (["letters/table.json"], [], ["ACC", "NLL", "ECE"]),
     ],
-    ids=["all", "tempered", "letters"],
+    ids=["all", "tempered", "other rates", "letters"],
 )
 def test_tables_of_the_comparison(records: list[str], tasks: list[str], metrics: list[str]) -> None:
     page = (ROOT / "docs/comparison.md").read_text(encoding="utf-8")
@@ -149,12 +151,11 @@ ALL_OF_SHIFT = ["nll", "ece", "acc", "aurc", "shift_auroc_epistemic", "shift_aur
         (
             "comparison",
             "smoothed",
-            ["--off", *TABLE, "--on", "smoothing/arc-easy.json", "smoothing/cut.json"],
+            ["--off", *TABLE, "--on", "smoothing/arc-easy.json", "smoothing/openbookqa.json", "smoothing/cut.json"],
             3,
         ),
-        ("comparison", "sections", ["table/beyond.json"], 2),
     ],
-    ids=["shifts", "what was learnt before them", "text", "text, one draw", "mathematics", "smoothing", "other rates"],
+    ids=["shifts", "what was learnt before them", "text", "text, one draw", "mathematics", "smoothing"],
 )
 def test_tables_of_the_studies(page: str, script: str, given: list[str], count: int) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
@@ -174,9 +175,23 @@ def test_quality_of_late_draws(task: str) -> None:
     assert shown == [*others[:4], mean, *others[4:]]
 
 
-def test_ranks_to_choose_by() -> None:
-    paths = [ROOT / "benchmarks/results" / name for name in TABLE]
-    assert printed_by("across", *paths, "--ranks") in (ROOT / "docs/choosing.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(("page", "records"), [("choosing", TABLE), ("comparison", BEYOND)])
+def test_mean_ranks(page: str, records: list[str]) -> None:
+    paths = [ROOT / "benchmarks/results" / name for name in records]
+    assert printed_by("across", *paths, "--ranks") in (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+
+
+MADE_OF_LORA = ("deep-ensemble", "temperature", "tfb", "laplace", "laplace-last-layer")
+"""Methods without a learning rate of their own."""
+
+
+def read_section(name: str, task: str) -> dict[str, dict[str, float]]:
+    """Metrics of every method, mean over seeds."""
+    record = json.loads((ROOT / "benchmarks/results" / name).read_text(encoding="utf-8"))
+    return {
+        method: {metric: mean(run["metrics"][metric] for run in it["runs"]) for metric in ("acc", "nll")}
+        for method, it in record["sections"][task].items()
+    }
 
 
 def mean_nlls(*names: str) -> dict[tuple[str, str], tuple[float, float]]:
@@ -194,7 +209,8 @@ def mean_nlls(*names: str) -> dict[tuple[str, str], tuple[float, float]]:
 
 
 def test_what_was_run_twice_came_out_alike() -> None:
-    now, before = mean_nlls(*TABLE), mean_nlls("table/before/arc-easy.json", "table/before/cut.json")
+    now = mean_nlls("table/arc-easy.json", "table/cut.json", "table/openbookqa-1280.json")
+    before = mean_nlls("table/before/arc-easy.json", "table/before/cut.json")
     same, other = {}, {}
     for key in now.keys() & before.keys():
         if not key[1].startswith("laplace"):
@@ -202,6 +218,27 @@ def test_what_was_run_twice_came_out_alike() -> None:
     assert len(same) > 50
     assert [key for key, far in same.items() if far > 0.005] == [("arc-challenge", "c-lora")]
     assert max(other, key=other.__getitem__) == ("arc-easy", "blob") and f"{max(other.values()):.3f}" == "0.031"
+
+
+def test_what_rates_beyond_those_tried_change() -> None:
+    first, then = mean_nlls(*TABLE), mean_nlls(*BEYOND)
+    searched = {key for key in first if key[1] not in MADE_OF_LORA}
+    moved = {key for key in searched if first[key][1] != then[key][1]}
+    assert len(searched) == 54 and sum(first[key][1] in (0.5, 2) for key in searched) == 42
+    assert len(moved) == 18 and {then[key][1] for key in moved} == {4}
+    assert sum(then[key][0] < first[key][0] for key in moved) == 12
+    assert [method for _, method in moved].count("adalora") == 5
+    assert not any(method == "bayesian-lora" for _, method in moved)
+
+
+def test_what_fewer_questions_cost() -> None:
+    many, few = (read_section(f"table/{name}.json", "openbookqa") for name in ("openbookqa", "openbookqa-1280"))
+    assert list(many) == list(few) and len(many) == 14
+    lost = {method: 100 * (many[method]["acc"] - few[method]["acc"]) for method in many}
+    assert f"{min(lost.values()):.0f} to {max(lost.values()):.0f}" == "9 to 11"
+    assert max(lost, key=lost.__getitem__) == "bayesian-lora"
+    gained = [few[method]["nll"] - many[method]["nll"] for method in many]
+    assert f"{min(gained):.2f} to {max(gained):.2f}" == "0.15 to 0.27"
 
 
 @pytest.mark.parametrize("task", ["arc-easy", "arc-challenge"])
