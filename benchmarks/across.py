@@ -10,12 +10,13 @@ accuracy against calibration error.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
+
+from records import command, read_sections
 
 from bayeslora.report.scatter import scatter_figure
 from bayeslora.report.table import COLUMNS, Cell, Column, Row, markdown
@@ -83,14 +84,6 @@ def draw(sections: Mapping[str, Any], path: Path) -> None:
     scatter_figure(shown, path)
 
 
-def read_sections(paths: Sequence[Path], only: Sequence[str] = ()) -> dict[str, Any]:
-    """The parts of all records, by task."""
-    sections: dict[str, Any] = {}
-    for path in paths:
-        sections |= json.loads(path.read_text(encoding="utf-8"))["sections"]
-    return {task: sections[task] for task in only} if only else sections
-
-
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -113,4 +106,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from across import cells, read_sections
+from across import cells
+from records import command, read_sections
 
 from bayeslora.report.table import COLUMNS, Cell, Column, markdown
 from bayeslora.studies.question_sections import SHIFT_COLUMNS
@@ -47,4 +48,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

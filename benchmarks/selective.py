@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from records import command, runs_of
 
 from bayeslora import metrics
 from bayeslora.errors import InputError
-from bayeslora.studies.evaluated import Evaluated, load_evaluated, require_same_questions
-from bayeslora.studies.plan import run_path
+from bayeslora.report.page.reading import read_record
+from bayeslora.studies.evaluated import Evaluated, require_same_questions
 
 STYLES = ("o-", "s--", "^-.", "D:", "v-", "P--")
 
@@ -46,15 +47,11 @@ METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 
 def load(study: Path, task: str, methods: Sequence[str]) -> dict[str, list[Evaluated]]:
     """The runs of the table, by method."""
-    record = json.loads((study / "table.json").read_text(encoding="utf-8"))
-    chosen, seeds = record["chosen_rate_factors"], record["study"]["seeds"]
-    found = {}
-    for method in methods:
-        factor = chosen.get(f"{task}/{method}") or chosen[f"{task}/lora"]
-        runs = [load_evaluated(run_path(study, task, method, factor, seed), seed) for seed in seeds]
-        if not all(runs):
+    record = read_record(study / "table.json")
+    found = {method: runs_of(study, record, task, method) for method in methods}
+    for method, runs in found.items():
+        if len(runs) < len(record["study"]["seeds"]):
             raise InputError(f"{study}: {method} on {task} is not complete; let bayeslora compare end first")
-        found[method] = [run for run in runs if run is not None]
     require_same_questions(task, found)
     return found
 
@@ -111,4 +108,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

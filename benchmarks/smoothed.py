@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from across import cells, read_sections
+from across import cells
+from records import command, read_sections
 
 from bayeslora.report.table import COLUMNS, Cell, Column, markdown
 
@@ -43,4 +44,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from records import command, runs_of
 
 from bayeslora import metrics
 from bayeslora.predict.calibrate import fit_temperature
-from bayeslora.studies.evaluated import Evaluated, load_evaluated
-from bayeslora.studies.plan import run_path
+from bayeslora.report.page.reading import read_record
+from bayeslora.studies.evaluated import Evaluated
 
 METRICS = {"acc": metrics.accuracy, "nll": metrics.nll, "ece": metrics.ece}
 
@@ -46,14 +47,12 @@ def tempered(run: Evaluated) -> dict[str, Any]:
 
 def section(study: Path, record: Mapping[str, Any], task: str) -> dict[str, Any]:
     """All methods of a task whose runs are complete, in the form of a comparison's record."""
-    chosen, seeds = record["chosen_rate_factors"], record["study"]["seeds"]
-    found = {}
-    for method in record["study"]["methods"]:
-        factor = chosen.get(f"{task}/{method}") or chosen[f"{task}/lora"]
-        runs = [load_evaluated(run_path(study, task, method, factor, seed), seed) for seed in seeds]
-        if all(runs):
-            found[method] = {"runs": [tempered(run) for run in runs if run is not None], "ties_best": {}}
-    return found
+    found = {method: runs_of(study, record, task, method) for method in record["study"]["methods"]}
+    return {
+        method: {"runs": [tempered(run) for run in runs], "ties_best": {}}
+        for method, runs in found.items()
+        if len(runs) == len(record["study"]["seeds"])
+    }
 
 
 def main() -> None:
@@ -64,7 +63,7 @@ def main() -> None:
     given = parser.parse_args()
     sections = {}
     for study in given.studies:
-        record = json.loads((study / "table.json").read_text(encoding="utf-8"))
+        record = read_record(study / "table.json")
         for task in record["study"]["tasks"]:
             sections[task] = section(study, record, task)
     given.out.parent.mkdir(parents=True, exist_ok=True)
@@ -74,4 +73,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -1,0 +1,50 @@
+"""Records of studies, for the scripts beside this one; what they cannot use ends them with one line and exit status 2."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bayeslora.errors import InputError, did_you_mean
+from bayeslora.report.page.reading import checking, read_record
+from bayeslora.studies.evaluated import Evaluated, load_evaluated
+from bayeslora.studies.plan import run_path
+
+
+def read_sections(paths: Sequence[Path], only: Sequence[str] = ()) -> dict[str, Any]:
+    """The parts of all records, by task; those wanted in their order, if any are named."""
+    sections: dict[str, Any] = {}
+    for path in paths:
+        with checking(path):
+            found = read_record(path)["sections"]
+        if twice := sorted(sections.keys() & found.keys()):
+            raise InputError(f"{path}: has {', '.join(twice)}, as has a record before it; give one for each task")
+        sections |= found
+    for task in only:
+        if task not in sections:
+            raise InputError(
+                f"no part {task!r} in the records{did_you_mean(task, sections)}; there are {', '.join(sections)}"
+            )
+    return {task: sections[task] for task in only} if only else sections
+
+
+def runs_of(study: Path, record: Mapping[str, Any], task: str, method: str) -> list[Evaluated]:
+    """The runs behind a row of a comparison's table, those that are done, at the learning rate that was chosen."""
+    chosen = record["chosen_rate_factors"]
+    factor = chosen.get(f"{task}/{method}") or chosen.get(f"{task}/lora")
+    if factor is None:
+        tasks = ", ".join(record["study"]["tasks"])
+        raise InputError(f"{study}: no learning rate was chosen for {method} on {task}; its tasks are {tasks}")
+    places = {seed: run_path(study, task, method, factor, seed) for seed in record["study"]["seeds"]}
+    return [run for seed, path in places.items() if (run := load_evaluated(path, seed)) is not None]
+
+
+def command(main: Callable[[], None]) -> None:
+    """Run a script."""
+    try:
+        main()
+    except InputError as error:
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
