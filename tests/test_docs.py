@@ -12,7 +12,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
 import pytest
 
@@ -208,8 +208,11 @@ def mean_nlls(*names: str) -> dict[tuple[str, str], tuple[float, float]]:
     return found
 
 
+RUN_TWICE = ["table/arc-easy.json", "table/cut.json", "table/openbookqa-1280.json"]
+
+
 def test_what_was_run_twice_came_out_alike() -> None:
-    now = mean_nlls("table/arc-easy.json", "table/cut.json", "table/openbookqa-1280.json")
+    now = mean_nlls(*RUN_TWICE)
     before = mean_nlls("table/before/arc-easy.json", "table/before/cut.json")
     same, other = {}, {}
     for key in now.keys() & before.keys():
@@ -218,6 +221,35 @@ def test_what_was_run_twice_came_out_alike() -> None:
     assert len(same) > 50
     assert [key for key, far in same.items() if far > 0.005] == [("arc-challenge", "c-lora")]
     assert max(other, key=other.__getitem__) == ("arc-easy", "blob") and f"{max(other.values()):.3f}" == "0.031"
+
+
+def best_of_runs(*names: str) -> dict[tuple[str, str, int, float], float]:
+    """The best validation NLL of every trained run, by task, method, seed and factor of the learning rate."""
+    found = {}
+    for name in names:
+        record = json.loads((ROOT / "benchmarks/results" / name).read_text(encoding="utf-8"))
+        for pair, factor in record["chosen_rate_factors"].items():
+            task, method = pair.split("/")
+            for run in record["sections"][task][method]["runs"]:
+                nlls = [epoch["validation"]["nll"] for epoch in run["history"] if "validation" in epoch]
+                found[task, method, run["seed"], factor] = min(nlls)
+    return found
+
+
+def test_how_well_runs_repeat() -> None:
+    now, before = best_of_runs(*RUN_TWICE), best_of_runs("table/before/arc-easy.json", "table/before/cut.json")
+    apart: dict[str, list[float]] = {}
+    for key in now.keys() & before.keys():
+        apart.setdefault(key[1], []).append(abs(now[key] - before[key]))
+    middle = {method: f"{median(far):.3f}" for method, far in apart.items()}
+    assert middle.pop("bayesian-lora") == "0.006"
+    assert len(middle) == 8 and set(middle.values()) == {"0.001", "0.002", "0.003"}
+    assert [f"{max(apart[method]):.2f}" for method in ("lora", "blob")] == ["0.04", "0.04"]
+    studies = [
+        json.loads((ROOT / "benchmarks/results" / name).read_text())
+        for name in ("shift/openbookqa.json", RUN_TWICE[-1])
+    ]
+    assert [f"{it['rate_search']['openbookqa/bayesian-lora']['2']:.3f}" for it in studies] == ["1.218", "1.264"]
 
 
 def test_what_rates_beyond_those_tried_change() -> None:
