@@ -19,6 +19,7 @@ import numpy as np
 from records import command, runs_of
 
 from bayeslora import metrics
+from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import fit_temperature
 from bayeslora.report.page.reading import read_record
 from bayeslora.studies.evaluated import Evaluated
@@ -65,6 +66,8 @@ def main() -> None:
     for study in given.studies:
         record = read_record(study / "table.json")
         for task in record["study"]["tasks"]:
+            if task in sections:
+                raise InputError(f"{study}: has {task}, as has a study before it; give one for each task")
             sections[task] = section(study, record, task)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(

@@ -252,6 +252,19 @@ def test_how_well_runs_repeat() -> None:
     assert [f"{it['rate_search']['openbookqa/bayesian-lora']['2']:.3f}" for it in studies] == ["1.218", "1.264"]
 
 
+def test_how_training_goes_on() -> None:
+    runs = json.loads((ROOT / "benchmarks/results/table/histories.json").read_text(encoding="utf-8"))["runs"]
+
+    def nlls(task: str, method: str, rate: str, kind: str) -> list[float]:
+        return [epoch[f"{kind}_nll"] for epoch in runs[f"{task}/{method}/rate-{rate}/seed-0"]]
+
+    found = [nlls("openbookqa", method, "2", "validation") for method in ("lora", "bayesian-lora")]
+    assert [(f"{it[-1]:.2f}", f"{min(it):.2f}", len(it)) for it in found] == [("1.46", "1.09", 4), ("1.12", "1.07", 4)]
+    pairs = [(method, task) for task in ("boolq", "winogrande-m") for method in ("bayesian-lora", "lora")]
+    ends = [f"{nlls(task, method, '1', 'train')[-1]:.2f}" for method, task in pairs]
+    assert ends == ["0.63", "0.57", "0.72", "0.60"]
+
+
 def test_what_rates_beyond_those_tried_change() -> None:
     first, then = mean_nlls(*TABLE), mean_nlls(*BEYOND)
     searched = {key for key in first if key[1] not in MADE_OF_LORA}

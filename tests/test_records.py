@@ -56,3 +56,53 @@ def test_studies_without_the_runs_that_are_asked_for(
     assert ends_with("selective", tmp_path, "--task", task, "--out", tmp_path / "result.json") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert told in line and not (tmp_path / "result.json").exists()
+
+
+def write_study(folder: Path, rates: list[str]) -> dict[str, list[dict[str, float]]]:
+    """A study with a run of LoRA on OpenBookQA at each of the rates, whose histories are those of a record; their NLLs."""
+    record = json.loads((RECORDS / "openbookqa.json").read_text(encoding="utf-8"))
+    folder.mkdir()
+    told = {}
+    for rate, run in zip(rates, record["sections"]["openbookqa"]["lora"]["runs"], strict=False):
+        place = folder / f"runs/openbookqa/lora/rate-{rate}/seed-0"
+        place.mkdir(parents=True)
+        (place / "result.json").write_text(json.dumps({"history": run["history"]}), encoding="utf-8")
+        told[f"openbookqa/lora/rate-{rate}/seed-0"] = [
+            {"train_nll": it["train_nll"], "validation_nll": it["validation"]["nll"]} for it in run["history"]
+        ]
+    (folder / "table.json").write_text(json.dumps(record), encoding="utf-8")
+    return told
+
+
+def test_histories_are_those_of_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told, out = write_study(tmp_path / "study", ["2", "0.5", "10"]), tmp_path / "histories.json"
+    monkeypatch.setattr(sys, "argv", ["histories.py", str(tmp_path / "study"), "--methods", "lora", "--out", str(out)])
+    monkeypatch.syspath_prepend(SCRIPTS)
+    runpy.run_path(str(SCRIPTS / "histories.py"), run_name="__main__")
+    runs = json.loads(out.read_text(encoding="utf-8"))["runs"]
+    assert [name.split("/")[2] for name in runs] == ["rate-0.5", "rate-2", "rate-10"]
+    for name, epochs in runs.items():
+        assert [it.pop("epoch") for it in epochs] == list(range(1, len(epochs) + 1))
+        assert epochs == [pytest.approx(it, abs=5e-5) for it in told[name]]
+
+
+def test_histories_that_cannot_be_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study, out = tmp_path / "study", tmp_path / "histories.json"
+    write_study(study, ["1"])
+    rest = ["--out", out, "--methods"]
+    cases = {
+        "has openbookqa/lora/rate-1/seed-0": [study, study, *rest, "lora"],
+        "no runs of blob with seed 0": [study, *rest, "blob"],
+        "no such file": [tmp_path / "nowhere", *rest, "lora"],
+    }
+    for told, given in cases.items():
+        assert ends_with("histories", *given) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert told in line and not out.exists()
+
+
+def test_a_task_of_two_studies_gets_no_temperature(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study, out = tmp_path / "study", tmp_path / "tempered.json"
+    write_study(study, [])
+    assert ends_with("tempered", study, study, "--out", out) == 2
+    assert "has openbookqa, as has a study before it" in capsys.readouterr().err and not out.exists()

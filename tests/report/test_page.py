@@ -34,6 +34,7 @@ from train.tiny import (
     without_intervals,
     write_task,
 )
+from tuning import cases as tuning
 
 NASTY = '<script>alert("x")</script> & $\\alpha_1$ | 100%'
 COMMON: dict[str, Any] = {
@@ -275,33 +276,8 @@ def test_an_ablation_has_its_table_and_figure(name, values, tmp_path):
 
 def test_a_search_has_its_trials_front_and_choice(tmp_path):
     pytest.importorskip("botorch")
-    words = [
-        "tune",
-        "--model",
-        model_directory(),
-        "--task",
-        task_directory(),
-        "--method",
-        "lora",
-        "--trials",
-        3,
-        "--start",
-        3,
-    ]
-    words += [
-        "--rank",
-        2,
-        "--targets",
-        "q_proj",
-        "--epochs",
-        1,
-        "--batch-size",
-        6,
-        "--out",
-        tmp_path / "search",
-        "--quiet",
-    ]
-    assert bayeslora(*words, "--constraints", "nll<=9", "--apply") == 0
+    words = tuning.words(tmp_path / "search", "--trials", 3, "--constraints", "nll<=9", "--apply")
+    assert bayeslora(*words) == 0
     page = read_page(make_report(tmp_path / "search").parent)
     log, tuned = read_json(tmp_path / "search/trials.json"), read_json(tmp_path / "search/tuned.json")
     chosen = tuned["chosen"]["number"]
