@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import resource
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 from fastapi import FastAPI
 
 from bayeslora.serve.app import create_app
 from bayeslora.serve.engine import Answered, Engine, Piece, Question, Text, Written
 from bayeslora.serve.limits import Limits
-from bayeslora.serve.run import bind, make_config, url_of
+from bayeslora.serve.run import bind, url_of
+from bayeslora.serve.server import Server
 from bayeslora.tasks import EncodedItem
 from bayeslora.train.trained import TrainedModel
 
@@ -58,7 +64,7 @@ class HeldUp(Engine):
 @contextmanager
 def live(app: FastAPI, limits: Limits | None = None) -> Iterator[str]:
     """The url, for as long as the block lasts."""
-    server = uvicorn.Server(make_config(app, limits or Limits(grace=2)))
+    server = Server(app, limits or Limits(grace=2), ready=lambda: None)
     with bind("127.0.0.1", 0) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
@@ -82,6 +88,45 @@ def held_up(trained: TrainedModel, **limits: Any) -> Iterator[tuple[HeldUp, Any,
             yield engine, app.state.worker, client
         finally:
             engine.go.set()
+
+
+@contextmanager
+def process(
+    run: Path, *options: object, quiet: bool = True, files: int | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """``bayeslora serve`` as people start it, and its url. ``files`` is the limit of open files."""
+
+    def limit() -> None:
+        if files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
+    words = [sys.executable, "-m", "bayeslora", "serve", run, "--port", 0, "--json", *options, *["--quiet"] * quiet]
+    started = subprocess.Popen(
+        [str(word) for word in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=limit
+    )
+    try:
+        assert started.stdout is not None
+        yield started, json.loads(started.stdout.readline())["url"]
+    finally:
+        if started.poll() is None:
+            started.kill()
+        started.communicate()
+
+
+def connect(url: str, sent: bytes = b"") -> socket.socket:
+    """A connection that has sent so much; it waits for ten seconds at most."""
+    address = httpx.URL(url)
+    opened = socket.create_connection((address.host, address.port or 0), timeout=10)
+    opened.sendall(sent)
+    return opened
+
+
+def is_cut(connection: socket.socket) -> bool:
+    """Whether the server has ended it, or does so while we wait."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:

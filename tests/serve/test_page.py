@@ -6,9 +6,11 @@ Screenshots go to the directory that ``SCREENSHOTS`` names, of the server at ``S
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,7 +25,7 @@ from bayeslora.predict.calibrate import Calibration
 from bayeslora.serve.app import create_app
 from bayeslora.serve.engine import Engine
 from bayeslora.serve.limits import Limits
-from bayeslora.serve.web import FILES
+from bayeslora.serve.web import FILES, FOLDER
 from bayeslora.train.directory import RunDirectory
 from bayeslora.train.trained import TrainedModel
 from serve.live import ASKED, NAME, held_up, live, wait_for
@@ -35,9 +37,7 @@ STATUS = "Failed to load resource"  # what the browser itself says of an answer 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    api = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed: pip install 'bayeslora[test]'"
-    )
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
     names = ("chromium", "chromium-browser", "google-chrome")
     found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
     if found is None:
@@ -449,3 +449,39 @@ def test_files_are_sent_with_what_a_browser_must_know(url: str) -> None:
 def test_the_page_needs_nothing_from_elsewhere() -> None:
     for file in FILES.values():
         assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", file.read_text(encoding="utf-8"))
+
+
+# What it says ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node here")
+@pytest.mark.parametrize(
+    "draws, entropy, epistemic, told",
+    [
+        (2, 0.69, 0.0, "The draws agree with each other: 100 % of the uncertainty is shared by all of them."),
+        (2, 0.69, 0.1, "The draws agree with each other: 86 % of the uncertainty is shared by all of them."),
+        (2, 0.69, 0.3, "The draws disagree with each other: 43 % of the uncertainty lies between them."),
+        (2, 0.01, 0.0, "The draws are sure, and agree with each other."),
+        (1, 0.69, 0.0, "A single set of weights cannot tell its own doubt"),
+    ],
+)
+def test_no_more_is_said_than_follows(tmp_path: Path, draws: int, entropy: float, epistemic: float, told: str) -> None:
+    """Draws that agree may all be wrong, as those of a run of one step are."""
+    for name in ("doubt.js", "dom.js"):
+        shutil.copy(FOLDER / name, tmp_path)
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    reply = {"draws": [[0.5, 0.5]] * draws, "entropy": entropy, "epistemic": epistemic}
+    script = f"console.log(explained({json.dumps(reply)}, Math.log(2)));"
+    (tmp_path / "main.js").write_text(f'import {{ explained }} from "./doubt.js";\n{script}\n')
+    done = subprocess.run(["node", tmp_path / "main.js"], capture_output=True, text=True, timeout=20, check=True)
+    said = done.stdout.replace("\u00a0", " ")
+    assert said.startswith(told)
+    assert (" agree with each other" in said) == ("That does not make the answer right" in said)
+
+
+def test_nothing_is_said_of_the_question_or_the_truth() -> None:
+    """Neither follows from draws."""
+    for file in FILES.values():
+        said = file.read_text(encoding="utf-8").lower()
+        for claim in ("in the question", "whatever the training data", "agree that it is open", "could remove"):
+            assert claim not in said, file.name

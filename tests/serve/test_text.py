@@ -120,6 +120,41 @@ def test_a_chat(client: openai.OpenAI, trained: TrainedModel) -> None:
     assert client.chat.completions.create(messages=parts, max_tokens=6, **GREEDY).choices == got.choices
 
 
+def test_a_message_is_taken_back_as_the_client_gave_it(client: openai.OpenAI, trained: TrainedModel, url: str) -> None:
+    """With the fields that OpenAI's client adds and leaves empty, in whichever way it is written down."""
+    said = client.chat.completions.create(messages=MESSAGES, max_tokens=6, **GREEDY).choices[0].message
+    again = {"role": "user", "content": "and green"}
+    want = written(trained, [*MESSAGES, {"role": "assistant", "content": said.content}, again], 4)
+    empty = {"refusal": "", "annotations": [], "tool_calls": [], "audio": None, "function_call": None, "parsed": None}
+    for back in (said, said.model_dump(), said.to_dict(), said.model_dump() | empty):
+        talk: Any = [*MESSAGES, back, again]
+        got = client.chat.completions.create(messages=talk, max_tokens=4, **GREEDY)
+        assert got.choices[0].message.content == want.text
+    plain = httpx.post(f"{url}/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 6, "temperature": 0})
+    raw = [*MESSAGES, plain.json()["choices"][0]["message"], again]
+    assert httpx.post(f"{url}/v1/chat/completions", json={"messages": raw, "max_tokens": 4}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"refusal": "I will not"},
+        {"annotations": [{"type": "url_citation"}]},
+        {"tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+        {"function_call": {"name": "f", "arguments": "{}"}},
+        {"audio": {"id": "1"}},
+        {"parsed": {"answer": 1}},
+        {"content": None},
+        {"anything": None},
+    ],
+    ids=lambda extra: next(iter(extra)),
+)
+def test_what_a_message_holds_and_cannot_be_honoured_is_refused(url: str, extra: dict[str, Any]) -> None:
+    talk = [*MESSAGES, {"role": "assistant", "content": "red", **extra}]
+    got = httpx.post(f"{url}/v1/chat/completions", json={"messages": talk, "max_tokens": 2})
+    assert got.status_code == 422 and got.json()["error"]["message"].startswith(f"messages.2.{next(iter(extra))}")
+
+
 def test_a_chat_without_bounds_is_bounded(client: openai.OpenAI) -> None:
     got = client.chat.completions.create(messages=MESSAGES, **GREEDY)
     assert got.usage is not None and got.usage.completion_tokens <= 64
@@ -196,7 +231,8 @@ def test_a_stream_of_chat(client: openai.OpenAI, trained: TrainedModel, url: str
         ({"prompt": ""}, 422, "prompt"),
         ({"prompt": [1, 2, 3]}, 422, "prompt"),
         ({"prompt": ["red"] * 17}, 422, "prompt"),
-        ({"prompt": "word " * 20_000}, 400, "tokens; at most 4096 are allowed"),
+        ({"prompt": "word " * 10_000}, 400, "tokens; at most 4096 are allowed"),
+        ({"prompt": "word " * 20_000}, 400, "the text is 100000 bytes; at most 65536 are read"),
         ({"prompt": "abcdefgh" * 62, "max_tokens": 60}, 400, "and the model reads 512; give a shorter prompt"),
         ({"presence_penalty": 1.0}, 422, "presence_penalty: Input should be less than or equal to 0"),
         ({"logit_bias": {"5": 1}}, 422, "logit_bias: Input should be None"),

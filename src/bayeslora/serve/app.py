@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import random
@@ -21,7 +22,9 @@ from bayeslora.serve.desk import Desk
 from bayeslora.serve.engine import Engine, Question, Text, Written
 from bayeslora.serve.errors import Failure, as_failure, described, error_body, install_handlers
 from bayeslora.serve.evaluation import evaluate_run
-from bayeslora.serve.gates import Guard, LimitBody, Measure, RequireToken
+from bayeslora.serve.gates import Guard, LimitBody, LimitWork, Measure, RequireToken
+from bayeslora.serve.hosts import Hosts, KnowHost
+from bayeslora.serve.limits import LOOKS
 from bayeslora.serve.metrics import CONTENT_TYPE, Metrics
 from bayeslora.serve.openai_schemas import ChatCompletion, ChatRequest, Completion, CompletionRequest, TextRequest
 from bayeslora.serve.replies import ChatReply, CompletionReply, Reply, count_usage
@@ -32,8 +35,8 @@ from bayeslora.tasks import make_item
 
 log = logging.getLogger("bayeslora.serve")
 
-WORK_ERRORS = described(400, 401, 404, 408, 413, 422, 429, 500, 503, 504)
-LOOK_ERRORS = described(401, 500)
+WORK_ERRORS = described(400, 401, 403, 404, 408, 413, 422, 429, 500, 503, 504)
+LOOK_ERRORS = described(401, 403, 500)
 STREAM: dict[int | str, dict[str, Any]] = {  # of events; what one of them holds, OpenAPI 3.1 cannot say
     200: {"content": {"text/event-stream": {"schema": {}}}}
 }
@@ -41,10 +44,17 @@ COMPLETION_TOKENS = 16
 """That are written where the request does not say, as OpenAI has it."""
 
 
-def create_app(engine: Engine, name: str, token: str | None = None, evaluation: Path | None = None) -> FastAPI:
+def create_app(
+    engine: Engine, name: str, token: str | None = None, evaluation: Path | None = None, hosts: Hosts | None = None
+) -> FastAPI:
     """The server as an ASGI application; its worker lives as long as its lifespan.
 
-    ``evaluation`` is that of :func:`bayeslora.serve.evaluation.evaluate_run`.
+    Args:
+        engine: what answers.
+        name: of the model.
+        token: that requests must bring.
+        evaluation: that of :func:`bayeslora.serve.evaluation.evaluate_run`.
+        hosts: under which it may be asked; the names of this machine for itself by default.
     """
     limits = engine.limits
     told = evaluate_run(engine.trained, name, limits.max_samples, evaluation)
@@ -60,8 +70,8 @@ def create_app(engine: Engine, name: str, token: str | None = None, evaluation: 
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         worker.start()
         yield
-        if not worker.close(limits.grace):
-            log.warning("some requests were not finished within %g s", limits.grace)
+        worker.stop()  # whoever runs this has waited for the requests that were taken
+        await asyncio.to_thread(worker.join)
 
     app = FastAPI(
         title="bayeslora",
@@ -75,9 +85,11 @@ def create_app(engine: Engine, name: str, token: str | None = None, evaluation: 
     app.include_router(server.router)
     app.include_router(page_routes())
     app.state.worker = worker
+    app.add_middleware(LimitWork, most=limits.connections - LOOKS)
     app.add_middleware(LimitBody, most=limits.max_body, seconds=limits.timeout)
     if token is not None:
         app.add_middleware(RequireToken, token=token)
+    app.add_middleware(KnowHost, hosts=hosts or Hosts())
     app.add_middleware(Guard)
     app.add_middleware(Measure, metrics=metrics)
     return app
@@ -101,7 +113,7 @@ class _Endpoints:
         bearer = [Depends(HTTPBearer(auto_error=False))] if wants_token else []
         look: dict[str, Any] = {"methods": ["GET"], "dependencies": bearer, "responses": LOOK_ERRORS}
         work: dict[str, Any] = {"methods": ["POST"], "dependencies": bearer}
-        router.add_api_route("/healthz", self.health, methods=["GET"], responses=described(503))
+        router.add_api_route("/healthz", self.health, methods=["GET"], responses=described(403, 503))
         router.add_api_route("/metrics", self.prometheus, response_class=Response, **look)
         router.add_api_route("/v1/models", self.models, **look)
         router.add_api_route("/v1/evaluation", self.evaluated, **look)
@@ -114,9 +126,9 @@ class _Endpoints:
         return router
 
     async def health(self) -> Health:
-        """Whether the server is up."""
-        if not self.worker.works:
-            raise Failure(503, "the worker has stopped")
+        """Whether the server is up, and its model predicts."""
+        if (trouble := self.worker.trouble) is not None:
+            raise Failure(503, trouble)
         return Health(status="ok")
 
     async def prometheus(self) -> Response:
@@ -134,6 +146,7 @@ class _Endpoints:
     async def choices(self, request: Request, body: ChoicesRequest) -> ChoicesReply:
         """Probabilities over the choices of a question, and whether the model is sure enough to answer."""
         self._require_model(body.model)
+        self.limits.require_readable([body.question, *body.choices, body.passage])
         item = make_item(body.question, body.choices, body.passage, bare=body.bare)
         question = Question(item, self._samples(body.samples), body.level, body.deterministic)
         answered = await self.desk.ask(request, question)
@@ -176,6 +189,8 @@ class _Endpoints:
         self._require_model(body.model)
         if wanted > self.limits.max_tokens:
             raise Failure(400, f"max_tokens is {wanted}; this server writes at most {self.limits.max_tokens}")
+        for prompt in prompts:
+            self.limits.require_readable([prompt] if isinstance(prompt, str) else [m["content"] for m in prompt])
         temperature = 1.0 if body.temperature is None else body.temperature
         fresh = random.getrandbits(31) if temperature > 0 else 0
         writing = Writing(

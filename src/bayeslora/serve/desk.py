@@ -12,11 +12,8 @@ from typing import Any
 from fastapi import Request
 
 from bayeslora.serve.engine import Answered, Piece, Question, Text, Written
-from bayeslora.serve.errors import GONE, Failure
-from bayeslora.serve.worker import Closed, Full, Job, TextJob, Worker
-
-RETRY_SECONDS = 1
-"""After which a client that was sent away may come again."""
+from bayeslora.serve.errors import GONE, Failure, busy
+from bayeslora.serve.worker import STOPPING, Closed, Full, Job, TextJob, Worker
 
 
 @dataclass(frozen=True)
@@ -42,10 +39,10 @@ class Desk:
     async def ask(self, request: Request, question: Question) -> Answered:
         """The answer to a question."""
         job: Job[Question, Answered] = Job(question)
-        with _admitted():
-            self._worker.ask(job)
         try:
-            answered: Answered = await self._first(request, asyncio.wrap_future(job.future), self._deadline())
+            with _in_words():
+                self._worker.ask(job)
+                answered: Answered = await self._first(request, asyncio.wrap_future(job.future), self._deadline())
             return answered
         finally:
             job.abandon()
@@ -53,15 +50,14 @@ class Desk:
     async def write(self, request: Request, texts: Sequence[Text]) -> list[Written]:
         """The texts, when all of them are done."""
         jobs: list[TextJob] = [Job(text) for text in texts]
-        with _admitted():
-            self._worker.write(jobs)
         try:
-            all_done = asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
-            written: list[Written] = await self._first(request, all_done, self._deadline())
+            with _in_words():
+                self._worker.write(jobs)
+                all_done = asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
+                written: list[Written] = await self._first(request, all_done, self._deadline())
             return written
         finally:
-            for job in jobs:
-                job.abandon()
+            _abandon(jobs)
 
     async def stream(self, request: Request, texts: Sequence[Text]) -> AsyncIterator[Event]:
         """The texts as they grow. It returns when there is something to tell, so failures until then have a status."""
@@ -76,11 +72,11 @@ class Desk:
         jobs: list[TextJob] = [Job(text, told(index)) for index, text in enumerate(texts)]
         for index, job in enumerate(jobs):
             job.future.add_done_callback(told(index))
-        with _admitted():
-            self._worker.write(jobs)
         deadline = self._deadline()
         try:
-            first = _event(*await self._first(request, asyncio.ensure_future(events.get()), deadline))
+            with _in_words():
+                self._worker.write(jobs)
+                first = _event(*await self._first(request, asyncio.ensure_future(events.get()), deadline))
         except BaseException:
             _abandon(jobs)
             raise
@@ -100,8 +96,9 @@ class Desk:
                 left -= isinstance(event.news, Written)
                 if not left:
                     return
-                async with asyncio.timeout_at(deadline):
-                    event = _event(*await events.get())
+                with _in_words():
+                    async with asyncio.timeout_at(deadline):
+                        event = _event(*await events.get())
         except TimeoutError:
             raise self._late() from None
         finally:
@@ -142,12 +139,11 @@ def _abandon(jobs: Sequence[TextJob]) -> None:
 
 
 @contextmanager
-def _admitted() -> Iterator[None]:
+def _in_words() -> Iterator[None]:
+    """What the worker refuses or gives up, as the client is told it."""
     try:
         yield
     except Full:
-        raise Failure(
-            429, f"too many requests wait; try again in {RETRY_SECONDS} s", headers={"Retry-After": str(RETRY_SECONDS)}
-        ) from None
+        raise busy() from None
     except Closed:
-        raise Failure(503, "the server is about to stop") from None
+        raise Failure(503, STOPPING) from None

@@ -18,6 +18,7 @@ SHOWN = 500
 
 TYPES = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     429: "rate_limit_error",
     500: "server_error",
@@ -29,15 +30,19 @@ TYPES = {
 MEANINGS = {
     400: "The request cannot be answered; the message says why.",
     401: "The bearer token is missing or wrong.",
+    403: "The server is not known by the name that it was asked under.",
     404: "There is no such model.",
     408: "The request did not arrive in time.",
     413: "The request is too large.",
     422: "A field is missing, unknown or out of bounds.",
     429: "Too many requests wait; come again after as many seconds as Retry-After says.",
     500: "The server failed.",
-    503: "The server is about to stop.",
+    503: "The server is about to stop, has too many connections, or its model does not predict.",
     504: "There was no answer in time.",
 }
+
+RETRY_SECONDS = 1
+"""After which a client that was sent away may come again."""
 
 GONE = 499
 """Logged for a client that went away; nobody reads it."""
@@ -49,6 +54,13 @@ class Failure(Exception):
     def __init__(self, status: int, message: str, *, code: str | None = None, headers: dict[str, str] | None = None):
         super().__init__(message)
         self.status, self.message, self.code, self.headers = status, message, code, headers
+
+
+def busy() -> Failure:
+    """For a request that finds too many others."""
+    return Failure(
+        429, f"too many requests wait; try again in {RETRY_SECONDS} s", headers={"Retry-After": str(RETRY_SECONDS)}
+    )
 
 
 def error_body(status: int, message: str, *, code: str | None = None, param: str | None = None) -> dict[str, Any]:

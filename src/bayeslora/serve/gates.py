@@ -9,7 +9,7 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bayeslora.serve.errors import GONE, Failure, error_reply
+from bayeslora.serve.errors import GONE, Failure, busy, error_reply
 from bayeslora.serve.metrics import Metrics
 from bayeslora.serve.web import FILES
 
@@ -93,6 +93,25 @@ class RequireToken:
         return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token)
 
 
+class LimitWork:
+    """Sends work away that would leave no connection to those who look after the server. Work is what is posted."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self._app, self._most, self._inside = app, most, 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass it on."""
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return await self._app(scope, receive, send)
+        if self._inside >= self._most:
+            return await error_reply(busy())(scope, receive, send)
+        self._inside += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._inside -= 1
+
+
 class LimitBody:
     """Reads the body, but not more of it than allowed and not for ever."""
 
@@ -109,7 +128,8 @@ class LimitBody:
         except Failure as failure:
             return await error_reply(failure)(scope, receive, send)
         except TimeoutError:
-            return await error_reply(Failure(408, "the request did not arrive in time"))(scope, receive, send)
+            late = Failure(408, "the request did not arrive in time", headers={"Connection": "close"})
+            return await error_reply(late)(scope, receive, send)
         if body is None:
             return
         given = False

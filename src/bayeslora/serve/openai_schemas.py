@@ -12,6 +12,10 @@ from bayeslora.serve.schemas import Asked, Samples, SomeText, Text
 StopText = Annotated[str, Field(min_length=1, max_length=64)]
 Ignored = Annotated[Any, Field(default=None, description="Taken, and without effect.")]
 Unsupported = Annotated[None, Field(default=None, description="Not supported.")]
+NoText = Annotated[str | None, Field(default=None, max_length=0, description="Not supported, unless it is empty.")]
+NoList = Annotated[
+    list[Any] | None, Field(default=None, max_length=0, description="Not supported, unless it is empty.")
+]
 NoPenalty = Annotated[float | None, Field(default=None, ge=0, le=0, description="Not supported.")]
 
 
@@ -75,12 +79,17 @@ class TextPart(Asked):
 
 
 class Message(Asked):
-    """What somebody said."""
+    """What somebody said. A client may send a message back as it came, with the fields that OpenAI's client leaves empty."""
 
     role: Annotated[str, Field(min_length=1, max_length=32)]
     content: Text | Annotated[list[TextPart], Field(max_length=MESSAGES)]
     name: Ignored
-    refusal: Unsupported
+    refusal: NoText
+    annotations: NoList
+    tool_calls: NoList
+    audio: Unsupported
+    function_call: Unsupported
+    parsed: Unsupported
 
     @property
     def plain(self) -> dict[str, str]:

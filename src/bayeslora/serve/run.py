@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-
-import uvicorn
-from fastapi import FastAPI
 
 from bayeslora.errors import InputError
 from bayeslora.serve.app import create_app
+from bayeslora.serve.descriptors import room_for
 from bayeslora.serve.engine import Engine
+from bayeslora.serve.hosts import Hosts
 from bayeslora.serve.limits import Limits
+from bayeslora.serve.server import BACKLOG, Server
+from bayeslora.serve.trial import require_sound
+from bayeslora.serve.worker import Worker
 from bayeslora.train.trained import TrainedModel
 
 TOKEN_VARIABLE = "BAYESLORA_TOKEN"
-CONNECTIONS = 1024
 
 
 def read_token(file: Path | None) -> str | None:
@@ -50,21 +51,13 @@ def bind(host: str, port: int) -> socket.socket:
         if os.name != "nt":
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(address)
-        taken.listen(CONNECTIONS)
+        taken.listen(BACKLOG)
     except OSError as error:
         taken.close()
         if error.errno == errno.EADDRINUSE:
             raise InputError(f"port {port} of {host} is in use; choose another with --port, or 0 for any") from error
         raise InputError(f"{host}:{port} cannot be listened on ({error.strerror}); choose another") from error
     return taken
-
-
-def is_local(host: str) -> bool:
-    """Whether only this machine can reach the address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def url_of(listening: socket.socket) -> str:
@@ -79,33 +72,35 @@ def serve(
     limits: Limits,
     token: str | None,
     evaluation: Path | None,
+    hosts: Hosts,
     ready: Callable[[], None],
-) -> None:
-    """Serve until SIGTERM or SIGINT, then finish what was taken. ``ready`` is called when requests are answered."""
-    app = create_app(Engine(trained, limits), trained.directory.path.resolve().name, token, evaluation)
-    server = _Server(make_config(app, limits), ready)
+) -> bool:
+    """Serve until SIGTERM or SIGINT, then finish what was taken; whether the thread that computes has ended, too.
+
+    Args:
+        trained: the run.
+        listening: where; see :func:`bind`.
+        limits: how much it takes on.
+        token: that requests must bring.
+        evaluation: that of :func:`bayeslora.serve.evaluation.evaluate_run`.
+        hosts: under which it may be asked.
+        ready: called when requests are answered.
+    """
+    require_sound(trained)
+    limits = replace(limits, connections=room_for(limits.connections))
+    app = create_app(Engine(trained, limits), trained.directory.path.resolve().name, token, evaluation, hosts)
+    server = Server(app, limits, ready)
+
+    def told(*_: object) -> None:
+        """Before uvicorn listens to signals; when it is done, it raises them again, and then all is well."""
+        server.should_exit = True
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)  # uvicorn raises them again when it is done, and then all is well
-    server.run(sockets=[listening])
-
-
-def make_config(app: FastAPI, limits: Limits) -> uvicorn.Config:
-    """How uvicorn runs it: without access log, and patient with requests under way when it is told to stop."""
-    return uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=max(1, round(limits.grace)),
-    )
-
-
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._ready = ready
-
-    async def startup(self, sockets: Sequence[socket.socket] | None = None) -> None:
-        await super().startup(list(sockets or ()))
-        if self.started:
-            self._ready()
+        signal.signal(number, told)
+    worker: Worker = app.state.worker
+    try:
+        server.run(sockets=[listening])
+    finally:
+        worker.stop()
+        ended = worker.join()
+    return ended

@@ -69,8 +69,10 @@ class ChoicesReply(BaseModel):
     )
     draws: list[list[float]] = Field(description="Of the choices, for every draw, before the temperature.")
     entropy: float = Field(description="How unsure the model is.")
-    aleatoric: float = Field(description="The part of it that the draws agree on.")
-    epistemic: float = Field(description="The part of it that more data could remove.")
+    aleatoric: float = Field(description="The part that is in every draw, on average.")
+    epistemic: float = Field(
+        description="The part that lies between the draws. Little of it does not make an answer right."
+    )
     level: float
     prediction_set: list[str] | None = Field(
         description="Choices among which the right one is with the wanted probability; nothing without calibration."

@@ -1,6 +1,7 @@
 // A question with choices: the form, and what the model thinks.
 
 import { byId, figure, key, make, nats, percent, quoted } from "./dom.js";
+import { explained } from "./doubt.js";
 
 const FEWEST = 2;
 const MOST = 26;
@@ -152,33 +153,24 @@ function doubt(reply) {
   const most = Math.log(reply.choices.length);
   const parts = ["aleatoric", "epistemic"].map((name) => sized(name, "width", reply[name] / most));
   const keys = [
-    key("aleatoric", `${nats(reply.aleatoric)} aleatoric: in the question`),
-    key("epistemic", `${nats(reply.epistemic)} epistemic: in the model`),
+    key("aleatoric", `${nats(reply.aleatoric)} aleatoric: in every draw`),
+    key("epistemic", `${nats(reply.epistemic)} epistemic: between draws`),
     make("span", { class: "soft" }, `of at most ${figure(most)}`),
   ];
   return make(
     "div",
     { class: "doubt" },
-    make("h3", {}, "What the doubt is made of"),
+    make("h3", {}, "What the uncertainty is made of"),
     make("div", { class: "stack", "aria-hidden": "true" }, ...parts),
     make("p", { class: "legend small" }, ...keys),
     make("p", {}, explained(reply, most)),
   );
 }
 
-function explained(reply, most) {
-  if (reply.draws.length < 2) return "A single set of weights cannot tell its own doubt: choose two draws or more.";
-  if (reply.entropy < 0.15 * most) return "There is little doubt of either kind: the draws are sure, and agree.";
-  const share = reply.epistemic / reply.entropy;
-  return share > 0.2
-    ? `The draws disagree: ${percent(share, 0)} of the doubt is the model's own, and more training data could remove it.`
-    : `The draws agree that it is open: ${percent(1 - share, 0)} of the doubt lies in the question, whatever the training data.`;
-}
-
 function predictionSet(reply) {
   const chips = reply.prediction_set.map((choice) => make("span", { class: "chip" }, choice));
   const words = chips.length
-    ? `With ${percent(reply.level, 0)} probability the right one is among: `
-    : `At ${percent(reply.level, 0)} no choice is probable enough: this is unlike the questions of the calibration.`;
+    ? `For ${percent(reply.level, 0)} of questions like those of the calibration the right one is in such a set: `
+    : `At ${percent(reply.level, 0)} no choice is probable enough for the set, which is rare among questions like those of the calibration.`;
   return make("div", {}, make("h3", {}, "Prediction set"), make("p", { id: "set" }, words, ...chips));
 }

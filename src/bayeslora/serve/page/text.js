@@ -4,9 +4,9 @@ import { events, request } from "./api.js";
 import { byId, count, figure, make, nats, percent, table } from "./dom.js";
 
 const SHADES = {
-  entropy: { name: "all doubt (entropy)", bounds: [0.1, 0.5, 1, 2] },
-  aleatoric: { name: "doubt in the text (aleatoric)", bounds: [0.1, 0.5, 1, 2] },
-  epistemic: { name: "doubt in the model (epistemic)", bounds: [0.01, 0.05, 0.1, 0.3] },
+  entropy: { name: "all uncertainty (entropy)", bounds: [0.1, 0.5, 1, 2] },
+  aleatoric: { name: "in every draw (aleatoric)", bounds: [0.1, 0.5, 1, 2] },
+  epistemic: { name: "between draws (epistemic)", bounds: [0.01, 0.05, 0.1, 0.3] },
 };
 
 let shade = "entropy";
@@ -51,7 +51,7 @@ export async function write(place, { path, body }, signal) {
   }
   const { samples, mutual_information: doubt, log_likelihood: likelihood } = end.confidence;
   const why = end.finish_reason === "length" ? "stopped at the limit" : "ended by itself";
-  return `${count(all.length, "token")} from ${count(samples, "draw")}, ${why}; ${nats(doubt)} of epistemic doubt in all, log-likelihood ${figure(likelihood)}.`;
+  return `${count(all.length, "token")} from ${count(samples, "draw")}, ${why}; ${nats(doubt)} between draws (epistemic) in all, log-likelihood ${figure(likelihood)}.`;
 }
 
 function span(text, tokens) {
