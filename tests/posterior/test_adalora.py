@@ -24,7 +24,7 @@ RATE = 0.3
 TARGETS = ["q_proj", "k_proj"]  # of different sizes
 
 
-def peft_adalora(ranks, target, *, start, end, every):
+def peft_adalora(ranks, target, *, start, end, every, betas):
     """PEFT's AdaLoRA with a rank for each target, which its own configuration does not offer."""
     settings = AdaLoraConfig(
         task_type="CAUSAL_LM",
@@ -35,6 +35,8 @@ def peft_adalora(ranks, target, *, start, end, every):
         tinit=start,
         tfinal=STEPS - end,
         deltaT=every,
+        beta1=betas[0],
+        beta2=betas[1],
         total_step=STEPS,
     )
     torch.manual_seed(0)
@@ -70,17 +72,18 @@ def assert_same(got, want, **tolerance):
 
 
 @pytest.mark.parametrize(
-    "ranks, target, share, every",
+    "ranks, target, share, every, betas",
     [
-        ({"q_proj": 6, "k_proj": 6}, 4, 2 / 3, 1),
-        ({"q_proj": 6, "k_proj": 6}, 3, 0.5, 3),
-        ({"q_proj": 6, "k_proj": 2}, 2, 0.5, 1),  # 3 of 6 and 1 of 2
+        ({"q_proj": 6, "k_proj": 6}, 4, 2 / 3, 1, (0.85, 0.85)),
+        ({"q_proj": 6, "k_proj": 6}, 3, 0.5, 3, (0.6, 0.95)),
+        ({"q_proj": 6, "k_proj": 2}, 2, 0.5, 1, (0.85, 0.85)),  # 3 of 6 and 1 of 2
     ],
 )
-def test_a_training_run_is_the_same_as_with_peft(ranks, target, share, every):
+def test_a_training_run_is_the_same_as_with_peft(ranks, target, share, every, betas):
     start, end = 4, 15
     settings = {"target_share": share, "start": start / STEPS, "end": end / STEPS, "every": every}
-    their_model = peft_adalora(ranks, target, start=start, end=end, every=every)
+    settings |= {"beta1": betas[0], "beta2": betas[1]}
+    their_model = peft_adalora(ranks, target, start=start, end=end, every=every, betas=betas)
     our_model = adapted(
         posterior="adalora", settings=settings, target_modules=TARGETS, init_weights=True, rank_pattern=ranks
     ).train()

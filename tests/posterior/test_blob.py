@@ -1,12 +1,15 @@
 """BLoB: its KL, the equality with the KL of whole updates, and the moments of flipout."""
 
+import itertools
+
 import pytest
 import torch
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
 from adapter.cases import adapted, tokens
 from bayeslora import find_holder
-from bayeslora.posterior import BlobConfig, BlobPosterior, LayerShape
+from bayeslora.posterior import BlobConfig, BlobPosterior, LayerShape, inner
+from rounding import summed
 
 LAYERS = [LayerShape("q", 5, 3, rank=2), LayerShape("k", 5, 3, rank=2)]
 
@@ -91,10 +94,28 @@ def test_every_parameter_gets_the_same_gradient_whatever_saves_memory(reentrant)
         gradients.append({n: p.grad for n, p in find_holder(model).posterior("default").named_parameters()})
     for name, gradient in gradients[0].items():
         assert gradient.abs().max() > 0
-        torch.testing.assert_close(gradients[1][name], gradient, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(gradients[1][name], gradient, **summed(gradient))
 
 
 @pytest.mark.parametrize("settings", [{"prior_sd": 0.0}, {"init_root": -1.0}, {"flipout": "rows"}])
 def test_bad_settings_are_refused(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
         BlobConfig(**settings)
+
+
+@pytest.mark.parametrize("per", ["token", "sequence"])
+def test_flipout_signs_inputs_and_outputs(per, monkeypatch):
+    """Position by position, with signs that are known: ``A x + v ⊙ (N (u ⊙ x))``."""
+    generator = torch.Generator().manual_seed(0)
+    n, rows, positions, features, rank = 2, 3, 4, 5, 2
+    x = torch.randn(n, rows, positions, features, generator=generator)
+    A, noise = (torch.randn(n, rank, features, generator=generator) for _ in range(2))
+    own = positions if per == "token" else 1
+    signs = torch.randint(0, 2, (n, rows, own, features + rank), generator=generator) * 2.0 - 1.0
+    monkeypatch.setattr(inner, "random_signs", lambda shape, like: signs if tuple(shape) == signs.shape else None)
+    found = inner.Flipout(tensors=(noise,), per=per)(x, A)
+    for draw, row, place in itertools.product(range(n), range(rows), range(positions)):
+        u, v = signs[draw, row, place if per == "token" else 0].split((features, rank))
+        vector = x[draw, row, place]
+        want = A[draw] @ vector + v * (noise[draw] @ (u * vector))
+        torch.testing.assert_close(found[draw, row, place], want)

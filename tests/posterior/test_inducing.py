@@ -134,10 +134,11 @@ def test_conditional_kl_counts_the_entries_of_both_factors():
     torch.testing.assert_close(fixed.kl().conditional, want)
 
 
-def test_noise_scale_of_a_draw_is_lambda():
+@pytest.mark.parametrize("learnt", [True, False])
+def test_noise_scale_of_a_draw_is_lambda(learnt):
     """Entries of A have variance λ² Σ_X diag around the mean when s → 0; the posterior scale multiplies it."""
     settings = {"flow_depth": 0, "init_sd_u": 1e-9, "max_sd_u": 1e-8, "init_lambda": 0.2, "max_lambda": 1.0}
-    posterior = build(**settings, init_d=100.0)  # a large D makes Σ_X the identity
+    posterior = build(**settings, learn_lambda=learnt, init_d=100.0)  # a large D makes Σ_X the identity
     for scale in (1.0, 3.0):
         posterior.scale = scale
         with torch.no_grad():

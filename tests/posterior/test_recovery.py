@@ -97,6 +97,7 @@ def best_mean_field(posterior, covariance):
     return sd, RANK * (-sd.log().sum() - 0.5 * torch.logdet(precision))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("seed", [0, 1])
 def test_gaussian_posterior_finds_the_best_mean_field_fit(seed):
     """Without flow: exact mean, and standard deviations ``1/√(precision)_jj`` in the coordinates of V."""
@@ -115,6 +116,7 @@ def test_gaussian_posterior_finds_the_best_mean_field_fit(seed):
     assert posterior.inducing_mean((RANK, INPUTS))[1].abs().max() < 0.05
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_flow_recovers_the_correlated_posterior(seed):
     """With flow: the full covariance, and a bound within 0.15 nats of the evidence."""

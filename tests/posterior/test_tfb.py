@@ -74,6 +74,18 @@ def test_directions_that_b_does_not_use_get_no_noise():
     torch.testing.assert_close(draws.product("k"), torch.zeros(3, 12, 9))
 
 
+def test_noise_depends_on_the_update_and_not_on_how_it_is_factored():
+    """A small ``B`` with a large ``A``, as a rate of its own for each leaves them, has the same directions."""
+    usual, uneven = TfbPosterior(LAYERS), TfbPosterior(LAYERS)
+    given = lora(usual)
+    usual.start_from(given)
+    uneven.start_from(Factors(given.groups, tuple(1e6 * a for a in given.A), tuple(1e-6 * b for b in given.B)))
+    for group in usual.groups:
+        widths = usual.get_buffer(f"width_{group.key}")
+        assert widths[:, :3].all()
+        torch.testing.assert_close(1e-6 * uneven.get_buffer(f"width_{group.key}"), widths, rtol=1e-4, atol=0)
+
+
 def test_without_width_draws_are_the_lora(made):
     posterior, given = made
     torch.testing.assert_close(posterior.draw(2).product("v")[1], given.product("v")[0], rtol=1e-4, atol=1e-4)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bayeslora.posterior.base import Factors, Posterior
 from bayeslora.posterior.conditional import conditional_mean, conditional_sample
+from bayeslora.posterior.decompose import svd
 from bayeslora.posterior.flow import FlowParameters, apply_flow, init_flow, reset_to_identity
 from bayeslora.posterior.inducing_config import InducingConfig
 from bayeslora.posterior.kl import (
@@ -201,7 +202,7 @@ class InducingPosterior(Posterior):
         """Let the first inducing points of the factor's long side span ``target [L, o_F, i_F]``, where that is not zero."""
         rows, columns = block.shape
         z = self._long_points(block)
-        basis = torch.linalg.svd(target.mT if rows > columns else target, full_matrices=False).Vh[:, : z.shape[1]]
+        basis = svd(target.mT if rows > columns else target)[2][:, : z.shape[1]]
         length = float(z.norm(dim=-1).mean())
         wanted = target.flatten(1).any(1)
         z[wanted, : basis.shape[-2]] = (length * basis[wanted]).to(z.dtype)
@@ -227,7 +228,7 @@ class InducingPosterior(Posterior):
 
     def _raw_flow(self, size: tuple[int, int]) -> FlowParameters:
         names = FlowParameters._fields
-        return FlowParameters(*(self.get_parameter(f"flow_{name}_{_size_key(size)}") for name in names))
+        return FlowParameters(*(getattr(self, f"flow_{name}_{_size_key(size)}") for name in names))
 
     def _projections(self) -> Projected:
         sides = [

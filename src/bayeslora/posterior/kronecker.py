@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bayeslora.posterior.decompose import eigh, svd
+
 
 @dataclass(frozen=True)
 class Spectrum:
@@ -72,8 +74,8 @@ def _grams(x: Tensor, weights: Tensor | None = None) -> Tensor:
 
 def spectrum(small: Tensor, long: Tensor, rank: int) -> Spectrum:
     """The ``rank`` largest directions of ``S ⊗ C``, given ``S [L, R, R]`` and a root of ``C = W Wᵀ`` as ``W [L, d, m]``."""
-    values, U = torch.linalg.eigh(small)
-    Q, roots, _ = torch.linalg.svd(long, full_matrices=False)
+    values, U = eigh(small)
+    Q, roots, _ = svd(long)
     missing = max(rank - roots.shape[-1], 0)
     return Spectrum(
         small_vectors=U,

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from bayeslora.posterior.base import Factors
+from bayeslora.posterior.decompose import svd
 from bayeslora.posterior.point import PointPosterior
 
 Change = Literal["nll", "accuracy"]
@@ -99,7 +100,7 @@ class TfbPosterior(PointPosterior):
         """Turn the factors so that the columns of ``B`` are orthogonal; their product stays."""
         turned_A, turned_B = [], []
         for group, A, B in zip(self.groups, factors.A, factors.B, strict=True):
-            U, d, Vh = torch.linalg.svd(B[:, 0].double(), full_matrices=False)
+            U, d, Vh = svd(B[:, 0].double())
             missing = group.rank - d.shape[-1]  # where the layer has fewer outputs than the rank
             d = F.pad(d, (0, missing))
             B_turned = F.pad(U, (0, missing)) * d.unsqueeze(-2)
