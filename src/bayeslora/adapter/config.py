@@ -8,6 +8,7 @@ from typing import Any
 from peft import PeftConfig
 from peft.utils import PeftType
 
+from bayeslora.adapter.expressions import require_plain_name
 from bayeslora.depth import check_depth
 from bayeslora.posterior.registry import posterior_config
 
@@ -22,6 +23,8 @@ class BayesLoraConfig(PeftConfig):
             (``settings=InducingConfig(flow_depth=2)``).
         r: rank of the update.
         lora_alpha: the update is multiplied by ``lora_alpha / r``, or ``lora_alpha / √r`` with ``use_rslora``.
+        lora_dropout: share of a layer's inputs that its update does not see, in training only, as in LoRA.
+        bias: ``none``: biases of the base model are not trained. The one value there is.
         target_modules: names, a regular expression or ``all-linear``. By default the query and key projections
             and the output head, where the architecture is known.
         exclude_modules: names or a regular expression of modules to leave out.
@@ -40,14 +43,17 @@ class BayesLoraConfig(PeftConfig):
         init_weights: start as the posterior does, with a mean update of zero. ``False`` moves every parameter at random,
             which is useful in tests only.
         posterior_scale: multiplier of the posterior's standard deviations, as chosen by calibration.
-        seed: seed of the initial values.
+        seed: seed of the initial values. Of several adapters on one model, each starts from values of its own.
         layer_names: the adapted layers in the order in which the saved tensors stack them; filled in by itself.
+        base_fingerprint: tells the base model of the adapter from others of the same shape; filled in by itself.
     """
 
     posterior: str = "inducing"
     settings: Any = field(default_factory=dict)
     r: int = 8
     lora_alpha: float = 16
+    lora_dropout: float = 0.0
+    bias: str = "none"
     target_modules: list[str] | set[str] | str | None = None
     exclude_modules: list[str] | set[str] | str | None = None
     layers_to_transform: list[int] | int | None = None
@@ -64,6 +70,7 @@ class BayesLoraConfig(PeftConfig):
     posterior_scale: float = 1.0
     seed: int = 0
     layer_names: list[str] | None = None
+    base_fingerprint: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,14 +83,34 @@ class BayesLoraConfig(PeftConfig):
         for name in ("target_modules", "exclude_modules"):
             if isinstance(getattr(self, name), list):
                 setattr(self, name, set(getattr(self, name)))
-        self._check()
+        # given and not filled in: the adapter comes from elsewhere
+        self.trained_on = self.base_fingerprint
+        # where base models lie on this machine, and by which names they are known everywhere
+        self.base_names: dict[str, str] = {}
+        self.check()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Refuse values that cannot be; they may have been set one by one."""
         check_depth(self.stochastic_layers, "stochastic_layers")
         ranks = {"r": self.r, **self.rank_pattern}
         for name, rank in ranks.items():
             if not isinstance(rank, int) or rank < 1:
                 raise ValueError(f"the rank must be an integer of at least 1, got {name}={rank!r}")
+        self._check_dropped()
+        if self.bias != "none":
+            raise ValueError(f"bias={self.bias!r} is not supported: biases are not trained; leave it at 'none'")
+        self._check_targets()
+
+    def _check_dropped(self) -> None:
+        p = self.lora_dropout
+        if not (isinstance(p, (int, float)) and 0.0 <= p < 1.0):
+            raise ValueError(f"lora_dropout must be at least 0 and below 1, got {p!r}")
+        if p > 0.0 and self.posterior == "dropout":
+            raise ValueError(
+                f"lora_dropout={p} and the posterior 'dropout' would drop inputs twice; set p in its settings instead"
+            )
+
+    def _check_targets(self) -> None:
         if self.target_parameters:
             raise ValueError(
                 f"target_parameters={self.target_parameters} is not supported: a draw of a stacked expert weight would be "
@@ -95,6 +122,26 @@ class BayesLoraConfig(PeftConfig):
                     raise ValueError(f"{name} cannot be used when target_modules is a regular expression")
         if self.layers_pattern is not None and self.layers_to_transform is None:
             raise ValueError("layers_pattern needs layers_to_transform: it names the list those indices count in")
+        for name in ("layers_pattern", "modules_to_save"):
+            given = getattr(self, name) or ()
+            for one in (given,) if isinstance(given, str) else given:
+                require_plain_name(name, one)  # PEFT makes a regular expression of it
+
+    @property
+    def expressions(self) -> list[str]:
+        """Settings that are regular expressions for names of modules, or may be."""
+        targets = (self.target_modules, self.exclude_modules)
+        return [it for it in targets if isinstance(it, str)] + [*self.rank_pattern, *self.alpha_pattern]
+
+    @property
+    def portable_base(self) -> str | None:
+        """The name by which other machines can load the base model."""
+        name = self.base_model_name_or_path
+        return self.base_names.get(name, name) if name else name
+
+    def to_dict(self) -> dict[str, Any]:
+        """As saved."""
+        return {**super().to_dict(), "base_model_name_or_path": self.portable_base}
 
     def scaling(self, rank: int, alpha: float) -> float:
         """Factor of the update ``B A``."""

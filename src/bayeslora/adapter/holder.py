@@ -24,6 +24,7 @@ from bayeslora.adapter.base import Holder, find_any_holder
 from bayeslora.adapter.bridge import Bridge, uses_reentrant_checkpointing
 from bayeslora.adapter.draws import Draws, Mode, fingerprint
 from bayeslora.adapter.fan import Fan, Stack
+from bayeslora.adapter.sound import require_floats
 from bayeslora.adapter.tuner_module import TunerModule
 from bayeslora.adapter.versions import watch
 from bayeslora.depth import upper_layers
@@ -38,14 +39,19 @@ KEPT = 4
 
 
 class PosteriorHolder(TunerModule, Holder):
-    """Owner of the posteriors. A tuner layer to PEFT, though it adapts nothing by itself."""
+    """Owner of the posteriors. A tuner layer to PEFT, though it adapts nothing by itself.
+
+    Args:
+        base_fingerprint: tells the base model from others (see :mod:`bayeslora.adapter.base_fingerprint`).
+    """
 
     adapter_layer_names = ("bayeslora_posterior",)
     weight = bias = None
     in_features = out_features = 0
 
-    def __init__(self) -> None:
+    def __init__(self, base_fingerprint: str | None = None) -> None:
         super().__init__()
+        self.base_fingerprint = base_fingerprint
         self.bayeslora_posterior = nn.ModuleDict()
         self._seed: int | None = None
         self._precision: torch.dtype | None = None  # of the activations, once they are known
@@ -73,6 +79,12 @@ class PosteriorHolder(TunerModule, Holder):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         watch(self)
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        """Refuse what torch would cast to floats without a word. The tensors are those of the posteriors below."""
+        given = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
+        require_floats({name: value for name, value in given.items() if isinstance(value, Tensor)}, self.state_dict())
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(self, x: Any) -> Any:
         """Identity: a base model that calls its children in turn may call this one too."""
@@ -149,6 +161,11 @@ class PosteriorHolder(TunerModule, Holder):
                     slope += part
         if add_up is not None:
             add_up(slopes)
+        if not all(bool(torch.isfinite(slope).all()) for slope in slopes):
+            raise InputError(
+                "the gradient is NaN or infinite before training has begun: the base model fails on these examples; check its "
+                "weights, and use float32 or bfloat16 if it is in float16"
+            )
         rest = iter(slopes)
         for name in aiming:
             B = tuple(next(rest) for _ in leaves[name])

@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from peft.tuners.tuners_utils import check_adapters_to_merge
 from peft.utils.quantization_utils import resolve_quantization_backend
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from bayeslora.adapter.holder import PosteriorHolder
 from bayeslora.adapter.tuner_module import TunerModule
-from bayeslora.posterior import LayerFactors, LayerShape
+from bayeslora.posterior import IllConditionedError, LayerFactors, LayerShape
 from bayeslora.posterior.inner import Inner
 
 
@@ -21,7 +22,7 @@ class BayesLoraLinear(TunerModule):
     """Wraps one linear layer (``nn.Linear``, GPT-2's ``Conv1D`` or a quantised one)."""
 
     adapter_layer_names = ()
-    other_param_names = ("r", "scaling")
+    other_param_names = ("r", "scaling", "dropout")
     holder: PosteriorHolder
 
     def __init__(self, base_layer: nn.Module, name: str, holder: PosteriorHolder, fan_in_fan_out: bool) -> None:
@@ -34,12 +35,19 @@ class BayesLoraLinear(TunerModule):
         self.fan_in_fan_out = fan_in_fan_out
         self.r: dict[str, int] = {}
         self.scaling: dict[str, float] = {}
+        self.dropout: dict[str, float] = {}
         self._original: tuple[nn.Module, dict[str, Any]] | None = None
 
-    def update_layer(self, adapter_name: str, r: int, scaling: float) -> None:
+    def update_layer(self, adapter_name: str, r: int, scaling: float, dropout: float = 0.0) -> None:
         """Take part in one more adapter."""
         self.r[adapter_name] = r
         self.scaling[adapter_name] = scaling
+        self.dropout[adapter_name] = dropout
+
+    def leave(self, adapter_name: str) -> None:
+        """Take part in an adapter no more."""
+        for settings in (self.r, self.scaling, self.dropout):
+            settings.pop(adapter_name, None)
 
     def shape(self, adapter_name: str) -> LayerShape:
         """What the posterior of an adapter must know of this layer."""
@@ -49,6 +57,11 @@ class BayesLoraLinear(TunerModule):
 
     def forward(self, x: Tensor, *args: Any, adapter_names: list[str] | None = None, **kwargs: Any) -> Tensor:
         """``base(x)`` plus the updates of the active adapters, or of one adapter per row of a mixed batch."""
+        if adapter_names is not None and len(adapter_names) != len(x):
+            raise ValueError(
+                "Length of `adapter_names` should be the same as the number of inputs, but got "
+                f"{len(adapter_names)} and {len(x)} respectively."
+            )
         if self.disable_adapters and self.merged:
             self.unmerge()
         result = self.base_layer(x, *args, **kwargs)
@@ -60,17 +73,20 @@ class BayesLoraLinear(TunerModule):
             return self._mixed(x, result, adapter_names)
         for name in self.active_adapters:
             if name in self.scaling:
-                factors, inner = self.holder.factors(name, self.name), self.holder.inner(name, self.name)
-                result = add_update(x, result, factors, self.scaling[name], inner)
+                result = self._updated(name, F.dropout(x, self.dropout[name], self.training), result)
         return result
+
+    def _updated(self, name: str, x: Tensor, result: Tensor) -> Tensor:
+        """The result with the update of one adapter."""
+        factors, inner = self.holder.factors(name, self.name), self.holder.inner(name, self.name)
+        return add_update(x, result, factors, self.scaling[name], inner)
 
     def _mixed(self, x: Tensor, result: Tensor, adapter_names: list[str]) -> Tensor:
         """Row ``k`` of the batch belongs to adapter ``adapter_names[k]``; ``__base__`` means none."""
         result = result.clone()
         for name in set(adapter_names) & self.scaling.keys():
             rows = [k for k, wanted in enumerate(adapter_names) if wanted == name]
-            factors, inner = self.holder.factors(name, self.name), self.holder.inner(name, self.name)
-            result[rows] = add_update(x[rows], result[rows], factors, self.scaling[name], inner)
+            result[rows] = self._updated(name, x[rows], result[rows])
         return result
 
     # Merging ------------------------------------------------------------------------------------------------------
@@ -88,15 +104,24 @@ class BayesLoraLinear(TunerModule):
         for name in check_adapters_to_merge(self, adapter_names):
             if name not in self.scaling:
                 continue
-            merged = self._merged_weight(name)
-            if safe_merge and not torch.isfinite(merged).all():
-                raise ValueError(
-                    f"NaNs detected in the merged weights of {self.name}. The adapter {name} seems to be broken"
-                )
+            merged = self._safely_merged_weight(name) if safe_merge else self._merged_weight(name)
             if self._original is None:
                 self._original = _remember(self.get_base_layer())
             self._store(merged)
             self.merged_adapters = [*self.merged_adapters, name]
+
+    def _safely_merged_weight(self, name: str) -> Tensor:
+        """The merged weight, unless there are numbers in it that are none."""
+        broken = (
+            f"NaNs detected in the merged weights. The adapter {name} seems to be broken, or the weight of {self.name}"
+        )
+        try:
+            merged = self._merged_weight(name)
+        except IllConditionedError as error:
+            raise ValueError(broken) from error
+        if not torch.isfinite(merged).all():
+            raise ValueError(broken)
+        return merged
 
     def _merged_weight(self, name: str) -> Tensor:
         weight = self.get_base_weight()

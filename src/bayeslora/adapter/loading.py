@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from peft import PeftModel, get_peft_model_state_dict
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
-from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import nn
 
+from bayeslora.adapter.expected import expecting
+from bayeslora.adapter.sound import require_finite, require_floats
 from bayeslora.errors import InputError, first_line, out_of_memory
 
 
@@ -16,26 +20,37 @@ def load_adapter(base: nn.Module, place: Path) -> PeftModel:
     """The base model with the adapter that lies at ``place``, in evaluation mode.
 
     PEFT goes on where tensors are missing, with random numbers in their place, and looks for pickled ones where there is no
-    file of safetensors. Here both are refused.
+    file of safetensors. Here both are refused, and so are numbers that are none, and settings that do not fit the tensors.
     """
     weights = place / SAFETENSORS_WEIGHTS_NAME
     if not weights.is_file():
         raise InputError(f"{place}: has no {weights.name}; restore it, or train again with --force")
-    try:
+    with _one_line(place):
+        tensors = load_file(weights)
+    require_finite(tensors, weights)
+    with _one_line(place), expecting({name: tuple(tensor.shape) for name, tensor in tensors.items()}):
         model = PeftModel.from_pretrained(base, str(place)).eval()
-        with safe_open(weights, "pt") as file:
-            found = set(file.keys())
-        strangers = found ^ set(get_peft_model_state_dict(model))
-    except (InputError, OSError):
+        own = get_peft_model_state_dict(model)
+        require_floats(tensors, own)
+    if strangers := set(tensors) ^ set(own):
+        name = min(strangers)
+        what = "holds a tensor that is not the adapter's" if name in tensors else "lacks a tensor of the adapter"
+        raise InputError(f"{weights}: {what}, {name!r}; restore it, or train again with --force")
+    return model
+
+
+@contextmanager
+def _one_line(place: Path) -> Iterator[None]:
+    """Whatever a broken directory leads to, as one line that names it."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from error
+    except OSError:
         raise
-    except Exception as error:  # whatever a broken file leads to
+    except Exception as error:
         if out_of_memory(error):
             raise
         raise InputError(
             f"{place}: holds no adapter that can be loaded ({first_line(error)}); restore it, or train again with --force"
         ) from error
-    if strangers:
-        name = min(strangers)
-        what = "holds a tensor that is not the adapter's" if name in found else "lacks a tensor of the adapter"
-        raise InputError(f"{weights}: {what}, {name!r}; restore it, or train again with --force")
-    return model

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from bayeslora.adapter.config import BayesLoraConfig
 from bayeslora.adapter.holder import PosteriorHolder
 from bayeslora.adapter.layer import BayesLoraLinear
+from bayeslora.adapter.sound import require_finite, require_floats
 from bayeslora.errors import InputError
 from bayeslora.posterior import Factors, PointPosterior, Posterior
 
@@ -46,6 +47,8 @@ def read_lora(model: nn.Module, holder: PosteriorHolder, adapter: str, path: str
     config = PeftConfig.from_pretrained(path)
     layers = adapted_layers(model, adapter)
     weights = load_peft_weights(path, device="cpu")
+    require_floats(weights)
+    require_finite(weights, path)
     if isinstance(config, LoraConfig) and not config.use_dora:
         _check_same_layers(path, _lora_layers(weights), layers)
         _check_nothing_else(path, weights, model, layers)
@@ -193,6 +196,7 @@ def _write(
 ) -> Path:
     rank = _served_rank(max(a.shape[-2] for a in factors.A))
     tensors = dict(_lora_tensors(factors, layers, adapter, rank))
+    require_finite(tensors, f"{directory.name} of adapter {adapter!r}")
     directory.mkdir(parents=True)
     save_file(tensors, str(directory / "adapter_model.safetensors"), metadata={"format": "pt"})
     LoraConfig(
@@ -200,7 +204,7 @@ def _write(
         lora_alpha=rank,
         target_modules=_target_modules(model, list(layers)),
         fan_in_fan_out=config.fan_in_fan_out,
-        base_model_name_or_path=config.base_model_name_or_path,
+        base_model_name_or_path=config.portable_base,
         task_type=config.task_type,
         inference_mode=True,
     ).save_pretrained(str(directory))

@@ -19,17 +19,27 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from bayeslora.adapter.base import ATTRIBUTE
+from bayeslora.adapter.base_fingerprint import fingerprint_of
 from bayeslora.adapter.config import BayesLoraConfig
+from bayeslora.adapter.elbo import elbo, labels_per_example
+from bayeslora.adapter.expected import require_expected
+from bayeslora.adapter.expressions import require_quick
 from bayeslora.adapter.fan import Stack
 from bayeslora.adapter.holder import PosteriorHolder, is_hook_of
+from bayeslora.adapter.identity import name_base, note_base
 from bayeslora.adapter.layer import BayesLoraLinear
 from bayeslora.adapter.lora import export_samples, start_from_lora
 from bayeslora.depth import upper_layers
-from bayeslora.posterior import KL, Posterior, build_posterior
+from bayeslora.models.four_bit import warn_of_wrong_rows
+from bayeslora.posterior import KL, LayerShape, Posterior, build_posterior
 from bayeslora.posterior.noise import Variates
 
-DEFAULT_TARGETS = ("q_proj", "k_proj", "lm_head")
+HEAD = "lm_head"
+DEFAULT_TARGETS = ("q_proj", "k_proj", HEAD)
 """What the paper adapts."""
+
+LARGEST_WASTE = 1_000_000
+"""Numbers that the factors of a layer may have in vain, at a rank above the layer's own."""
 
 
 class BayesLoraModel(BaseTuner):
@@ -95,6 +105,27 @@ class BayesLoraModel(BaseTuner):
         """KL of the active adapters to their prior, at the draws of the last forward pass."""
         return self.holder.kl()
 
+    def elbo(
+        self, loss: Tensor, *, examples: int, labels: Tensor | float | None = None, parts: int = 1, beta: float = 1.0
+    ) -> Tensor:
+        """The objective of training: a mean loss and the KL, at the same draw and with the weight that makes it the bound.
+
+        Call it right after the forward pass that gave the loss, and call ``backward`` on the result.
+
+        Args:
+            loss: the batch's mean loss, as transformers' models return it. With several ``parts``, that of one of them divided by
+                their number.
+            examples: number of training examples.
+            labels: the batch's labels, over which the loss is a mean, or how many there are in an example. Without them the loss
+                is a mean over examples.
+            parts: micro-batches in an optimiser step; the KL counts once in all of them.
+            beta: multiplier of the KL; 1 is the bound.
+        """
+        if examples < 1 or parts < 1:
+            raise ValueError(f"need examples >= 1 and parts >= 1, got {examples} and {parts}")
+        terms = examples * labels_per_example(1.0 if labels is None else labels)
+        return elbo(self.holder, loss, beta / terms, parts=parts).total
+
     def aim(self, losses: Iterable[Callable[[], Tensor]]) -> None:
         """Turn the posterior to where a loss falls fastest; call it once, before training.
 
@@ -137,6 +168,14 @@ class BayesLoraModel(BaseTuner):
             self.peft_config[name].posterior_scale = float(value)
 
     @property
+    def name_or_path(self) -> str:
+        """What a model card calls the base model, if that has a name."""
+        for config in self.peft_config.values():
+            if config.portable_base:
+                return config.portable_base
+        raise AttributeError("the base model has no name")
+
+    @property
     def holder(self) -> PosteriorHolder:
         """The module that owns the posteriors."""
         holder = getattr(self.model, ATTRIBUTE)
@@ -165,12 +204,21 @@ class BayesLoraModel(BaseTuner):
         one whose base is frozen. Its state is one stack for all layers, so the keys of a ``state_dict`` cannot tell which
         layers are meant; the configuration does.
         """
-        self._new_holder = getattr(model, ATTRIBUTE, None) or PosteriorHolder()
+        config = self.peft_config[adapter_name]
+        require_quick(config.expressions, [name for name, _ in model.named_modules()])
+        self._new_holder = getattr(model, ATTRIBUTE, None) or PosteriorHolder(fingerprint_of(model))
+        note_base(config, self._new_holder.base_fingerprint)
+        name_base(config, model)
+        warn_of_wrong_rows(model)
         before = {name for name, layer in _adapted(model).items() if adapter_name in layer.r}
         try:
-            super().inject_adapter(
-                model, adapter_name, autocast_adapter_dtype=autocast_adapter_dtype, low_cpu_mem_usage=low_cpu_mem_usage
-            )
+            with _without_tokens(config):
+                super().inject_adapter(
+                    model,
+                    adapter_name,
+                    autocast_adapter_dtype=autocast_adapter_dtype,
+                    low_cpu_mem_usage=low_cpu_mem_usage,
+                )
             self._add_posterior(model, adapter_name, self._new_holder, low_cpu_mem_usage)
         except BaseException:  # an interruption, too
             _take_out(model, adapter_name, before)
@@ -186,7 +234,7 @@ class BayesLoraModel(BaseTuner):
             model.register_forward_hook(holder.after_forward)
         config = self.peft_config[adapter_name]
         with init_empty_weights() if empty else nullcontext():
-            posterior = _build(model, adapter_name, config)
+            posterior = _build(model, adapter_name, config, _own_seed(config.seed, len(holder.bayeslora_posterior)))
         holder.add(adapter_name, posterior, self.active_adapters)
         if not next(posterior.parameters()).is_meta:
             posterior.to(_device(model))
@@ -215,12 +263,28 @@ class BayesLoraModel(BaseTuner):
             )
             layer.train(self.training)
             self._replace_module(parent, target_name, layer, target)
-        layer.update_layer(adapter_name, rank, peft_config.scaling(rank, alpha))
+        _check_rank(layer, rank)
+        layer.update_layer(adapter_name, rank, peft_config.scaling(rank, alpha), peft_config.lora_dropout)
+
+    def _check_new_adapter_config(self, config: BayesLoraConfig) -> None:
+        """Settings may have been changed since they were made."""
+        config.check()
+        super()._check_new_adapter_config(config)
+
+    def _replace_module(self, parent: nn.Module, child_name: str, new_module: nn.Module, child: nn.Module) -> None:
+        """Put a module in the place of another. It has its weights already: ours are those of the layer it wraps."""
+        setattr(parent, child_name, new_module)
 
     def _prepare_adapter_config(self, peft_config: BayesLoraConfig, model_config: dict[str, Any]) -> BayesLoraConfig:
-        """Query, key and head by default, as in the paper; for models that name them otherwise, LoRA's targets."""
+        """Query, key and head by default, as in the paper; for models that name them otherwise, LoRA's targets.
+
+        A head that is trained in full, or tied to an embedding of which tokens are trained, is left to PEFT.
+        """
         if peft_config.target_modules is None:
             leaves = {name.rpartition(".")[2] for name, _ in self.model.named_modules()}
+            tied_tokens = peft_config.trainable_token_indices and model_config.get("tie_word_embeddings")
+            if tied_tokens or HEAD in (peft_config.modules_to_save or ()):
+                leaves.discard(HEAD)
             if leaves >= {"q_proj", "k_proj"}:
                 peft_config.target_modules = leaves & set(DEFAULT_TARGETS)
         return super()._prepare_adapter_config(peft_config, model_config)
@@ -291,8 +355,7 @@ def _take_out(model: nn.Module, adapter_name: str, but: Container[str]) -> None:
     """Leave no trace of an adapter that could not be made, ``but`` where it was: layers that no other one adapts are bare."""
     for path, layer in _adapted(model).items():
         if path not in but:
-            layer.r.pop(adapter_name, None)
-            layer.scaling.pop(adapter_name, None)
+            layer.leave(adapter_name)
         if not layer.r:
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, layer.base_layer)
@@ -306,7 +369,32 @@ def _pass_adapter_names(
     return args, {**kwargs, "adapter_names": adapter_names}
 
 
-def _build(model: nn.Module, adapter_name: str, config: BayesLoraConfig) -> Posterior:
+@contextmanager
+def _without_tokens(config: BayesLoraConfig) -> Iterator[None]:
+    """Inside the block an adapter that trains no tokens says so as PEFT's injection has it, by ``None``."""
+    config.trainable_token_indices = config.trainable_token_indices or None
+    try:
+        yield
+    finally:
+        config.trainable_token_indices = config.trainable_token_indices or {}
+
+
+def _own_seed(seed: int, number: int) -> int:
+    """The seed of one of several adapters on a model, counted from 0: the first has that of its settings."""
+    return (seed + 0x9E3779B97F4A7C15 * number) % 2**63
+
+
+def _check_rank(layer: BayesLoraLinear, rank: int) -> None:
+    """Refuse ranks that a layer cannot make use of, where they cost something."""
+    sizes = layer.out_features, layer.in_features
+    if rank > min(sizes) and rank * sum(sizes) > LARGEST_WASTE:
+        raise ValueError(
+            f"rank {rank} is more than {layer.name} has use for ({sizes[1]} inputs, {sizes[0]} outputs): set r, or rank_pattern "
+            f"for this module, to at most {min(sizes)}"
+        )
+
+
+def _build(model: nn.Module, adapter_name: str, config: BayesLoraConfig, seed: int) -> Posterior:
     """The posterior over all layers of an adapter, in the order the configuration remembers."""
     layers = {
         module.name: module.shape(adapter_name)
@@ -318,12 +406,12 @@ def _build(model: nn.Module, adapter_name: str, config: BayesLoraConfig) -> Post
         names = list(layers)
     config.layer_names = names
     points = _points(model, names, config.stochastic_layers)
-    posterior = build_posterior(
-        config.posterior, [layers[name] for name in names], config.settings, config.seed, points
-    )
+    shapes: list[LayerShape] = [layers[name] for name in names]
+    require_expected(config, shapes, points)
+    posterior = build_posterior(config.posterior, shapes, config.settings, seed, points)
     posterior.scale = config.posterior_scale
     if not config.init_weights:
-        _move_at_random(posterior, config.seed)
+        _move_at_random(posterior, seed)
     return posterior
 
 
@@ -348,7 +436,7 @@ def _move_at_random(posterior: Posterior, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for parameter in posterior.parameters():
         if not parameter.is_meta:
-            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
 
 
 def _fan_in_fan_out(target: nn.Module, config: BayesLoraConfig, name: str) -> bool:

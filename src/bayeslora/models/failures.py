@@ -46,7 +46,10 @@ def remote_code_failure(name: str, error: BaseException) -> InputError | None:
     """The line for a model that brings its own code, or nothing if it does not."""
     if not any("trust_remote_code" in str(cause) for cause in _chain(error)):
         return None
-    return InputError(f"{name}: needs code of its own; read it, and pass trust_remote_code=True if you trust it")
+    return InputError(
+        f"{name}: needs code of its own; read it, and give --trust-remote-code (trust_remote_code=True in Python) if you "
+        "trust it"
+    )
 
 
 def damaged_weights(name: str, directory: Path | None, error: BaseException) -> InputError:

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from bayeslora.errors import InputError, first_line, out_of_memory
 from bayeslora.models.device import resolve_device, resolve_dtype
 from bayeslora.models.failures import damaged_weights, hub_failure, remote_code_failure
-from bayeslora.models.locate import locate
+from bayeslora.models.finite import require_finite_weights
+from bayeslora.models.four_bit import warn_of_wrong_rows
+from bayeslora.models.locate import locate, portable_name
 
 if TYPE_CHECKING:
     import torch
@@ -69,6 +71,9 @@ def load_model(
         config = _load_config(request)
         tokenizer = _load_tokenizer(request)
         model = _load_weights(request, config)
+    require_finite_weights(model, name)
+    warn_of_wrong_rows(model)
+    model.config._name_or_path = portable_name(name) or model.config._name_or_path
     return LoadedModel(model, tokenizer, name)
 
 
@@ -128,7 +133,7 @@ def _quantization(bits: int | None, precision: torch.dtype) -> Any:
     if bits not in (4, 8):
         raise InputError(f"cannot quantise to {bits} bits; choose 4 or 8")
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise InputError(f"loading in {bits} bits needs bitsandbytes; run: pip install 'bayeslora[quant]'")
+        raise InputError(f"loading in {bits} bits needs bitsandbytes; run: pip install bitsandbytes")
     from transformers import BitsAndBytesConfig
 
     if bits == 8:

@@ -16,17 +16,21 @@ from bayeslora.models import smollm2
 class Builtin:
     """A model that comes with a Python package instead of the hub.
 
-    ``find`` gives its file if the package is installed, ``directory`` the model in Hugging Face format.
+    ``find`` gives its file if the package is installed, ``directory`` the model in Hugging Face format. ``hub_id`` is the model
+    of the hub that it is a copy of.
     """
 
     description: str
     install: str
     find: Callable[[], Path | None]
     directory: Callable[[], Path]
+    hub_id: str | None = None
 
 
 BUILTINS = {
-    "smollm2": Builtin(smollm2.DESCRIPTION, smollm2.INSTALL, smollm2.find_smollm2, smollm2.smollm2_directory),
+    "smollm2": Builtin(
+        smollm2.DESCRIPTION, smollm2.INSTALL, smollm2.find_smollm2, smollm2.smollm2_directory, smollm2.HUB_ID
+    ),
 }
 """Built-in models by name."""
 
@@ -47,6 +51,11 @@ def locate(name: str, revision: str | None) -> Path | None:
     if close:
         raise InputError(f"unknown model {name!r}; did you mean {close[0]!r}?")
     return None
+
+
+def portable_name(name: str) -> str | None:
+    """The name by which other tools and machines know a built-in model; nothing for others, whose names are their own."""
+    return BUILTINS[name].hub_id if name in BUILTINS else None
 
 
 def _check_directory(path: Path) -> Path:

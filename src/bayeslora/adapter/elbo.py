@@ -1,0 +1,70 @@
+"""The evidence lower bound of a step: likelihood, KL with its weight, and penalty (methods card 13, section 13.4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bayeslora.adapter.base import Holder
+from bayeslora.posterior import KL
+
+IGNORED = -100
+"""The label of tokens that do not count, to transformers."""
+
+
+@dataclass(frozen=True)
+class Elbo:
+    """The negative bound per term of the data, in the parts that optimisers and logs want apart.
+
+    Attributes:
+        loss: the likelihood's loss with the posterior's penalty.
+        kl: the KL's two terms.
+        share: what they are multiplied by, so that over all parts of a step they count once.
+        weight: of the KL beside the loss.
+    """
+
+    loss: Tensor
+    kl: KL
+    share: float
+    weight: Tensor | float
+
+    @property
+    def weighted_kl(self) -> Tensor:
+        """The KL as it enters the objective."""
+        return self.weight * self.share * self.kl.total
+
+    @property
+    def total(self) -> Tensor:
+        """What is minimised."""
+        return self.loss + self.weighted_kl
+
+
+def elbo(holder: Holder, loss: Tensor, weight: Tensor | float, *, parts: int = 1, draws: int = 1) -> Elbo:
+    """The bound at the draw that the loss was computed with.
+
+    Args:
+        holder: of the posteriors.
+        loss: mean loss of the batch, or of one of its parts, divided by their number.
+        weight: of the KL beside a mean over the whole batch: one over the number of terms, answers or tokens, of all
+            training data.
+        parts: into which a step is divided, over micro-batches and processes. The KL and the penalty count once in all of them.
+        draws: of the weights, among which the batch is divided.
+    """
+    penalty = holder.penalty()
+    whole = loss if penalty is None else loss + penalty / parts
+    return Elbo(whole, holder.kl(), holder.kl_share(parts, draws), weight)
+
+
+def labels_per_example(labels: Tensor | float) -> Tensor | float:
+    """Over how many labels of an example transformers' loss is a mean.
+
+    Args:
+        labels: ``[B, T]`` token labels as the model gets them: the first predicts nothing and -100 does not count; ``[B]`` labels
+            of whole examples; or the number itself.
+    """
+    if not isinstance(labels, Tensor):
+        return labels
+    counted = (labels[..., 1:] if labels.ndim > 1 else labels) != IGNORED
+    return counted.sum().clamp(min=1) / torch.tensor(len(labels), device=labels.device)

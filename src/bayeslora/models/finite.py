@@ -1,0 +1,44 @@
+"""Weights with numbers that are none: NaN and infinity, found in one pass and named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from bayeslora.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+def require_finite_weights(model: nn.Module, name: str) -> None:
+    """Refuse a model whose weights are not all finite; ``name`` is what the user calls it."""
+    found = first_not_finite(model.named_parameters())
+    if found is not None:
+        raise InputError(f"{name}: its weights hold NaN or infinity, in {found!r}; get the model again")
+
+
+def first_not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
+    """Name of the first of these tensors that holds NaN or infinity; what is no float (quantised weights) is left out.
+
+    Smallest and largest number tell it, as both are NaN if any number is. That reads a tensor once and needs no mask of its
+    size, and devices are waited for only in the end.
+    """
+    import torch
+
+    held = [(name, tensor.detach()) for name, tensor in tensors if tensor.is_floating_point()]
+    held = [(name, tensor) for name, tensor in held if tensor.numel() and not tensor.is_meta]
+    if not held:
+        return None
+    device = held[0][1].device
+    ends = torch.stack([_ends(tensor).to(device, non_blocking=True) for _, tensor in held])
+    wrong = (~torch.isfinite(ends)).any(1).nonzero().flatten().tolist()
+    return held[wrong[0]][0] if wrong else None
+
+
+def _ends(tensor: Tensor) -> Tensor:
+    """The smallest and the largest number."""
+    import torch
+
+    wide = tensor.float() if tensor.dtype.itemsize == 1 else tensor  # floats so small have no order in torch
+    return torch.stack(torch.aminmax(wide)).double()
