@@ -4,9 +4,12 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 WORKERS ?= 2
+# every package by version and hash where requirements.lock was made for this Python and machine, else by constraints.txt
+LOCKED ?= $(shell $(PYTHON) -c 'import platform as p, sys; print("yes" if sys.version_info[:2] == (3, 11) and \
+	p.system() == "Linux" and p.machine() in ("x86_64", "aarch64") else "no")')
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock fuzz oldest wheel audit quickstart examples test test-slow chromium browser docs lint format typecheck check clean
+.PHONY: help install lock fuzz mutants oldest wheel audit quickstart quickstart-check examples test test-system test-slow chromium browser docs lint format typecheck check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -14,7 +17,7 @@ help: ## Show the targets
 install: $(STAMP) ## Create .venv and install the package with everything its tests need
 
 # torch first and alone, so that what follows keeps the build that was chosen for this machine
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "bayeslora needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
@@ -33,13 +36,21 @@ lock: $(STAMP) ## Write requirements.lock anew: every package of .venv with its 
 quickstart: $(STAMP) ## LoRA and Bayesian-LoRA side by side on a real language model, in minutes
 	$(BIN)/bayeslora quickstart
 
+quickstart-check: quickstart ## Hold its figures against the record in benchmarks/results/quickstart
+	$(BIN)/python tools/check_quickstart.py bayeslora-quickstart
+
 examples: $(STAMP) ## Run the scripts in examples/
 	for script in examples/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-test: $(STAMP) ## Run all default tests, in as many processes as WORKERS says
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 
-test-slow: $(STAMP) ## Run the slow tests only
+test: $(STAMP) ## Run the default tests, in as many processes as WORKERS says: under 5 minutes
+	$(PYTEST) -n $(WORKERS) --dist loadfile
+
+test-system: $(STAMP) ## Run the system tests: kills, child processes, browser, server, lm-eval, Ray, BoTorch, fuzzing
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m 'system and not slow'
+
+test-slow: $(STAMP) ## Run the slow tests only, which take hours
 	$(BIN)/python -m pytest -q -m slow
 
 docs: $(STAMP) ## Build the documentation into build/docs; a warning is an error
@@ -48,7 +59,10 @@ docs: $(STAMP) ## Build the documentation into build/docs; a warning is an error
 
 FUZZ ?= 1500
 fuzz: $(STAMP) ## Run the fuzz tests with FUZZ cases each, other ones every time
-	FUZZ=$(FUZZ) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) tests/fuzz
+	FUZZ=$(FUZZ) $(PYTEST) -n $(WORKERS) -m 'not slow' tests/fuzz
+
+mutants: $(STAMP) ## Plant one-line bugs and see that tests catch them; ONLY=posterior for those of a package
+	$(BIN)/python tools/mutants.py $(if $(ONLY),--only $(ONLY))
 
 OLDEST := $(VENV)-oldest/bin/python
 oldest: ## Test with the lowest versions that pyproject.toml declares (torch as in constraints.txt)
@@ -78,7 +92,7 @@ chromium: ## Install the browser that tests of the web page need, if it is missi
 		|| echo "Note: Chromium cannot be installed here; tests that need it are skipped."
 
 browser: $(STAMP) chromium ## Run the tests of the web page
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/serve/test_page.py
+	$(PYTEST) -rs -m 'not slow' tests/serve/test_page.py
 
 lint: $(STAMP) ## Check style and formatting
 	$(BIN)/ruff check .
@@ -91,7 +105,7 @@ format: $(STAMP) ## Fix style and formatting
 typecheck: $(STAMP) ## Check types
 	$(BIN)/mypy
 
-check: lint typecheck test docs ## Everything CI runs
+check: lint typecheck test test-system docs ## Everything CI runs, but for the examples and the quickstart
 
 clean: ## Remove the environment and caches
 	rm -rf $(VENV) $(VENV)-* .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist

@@ -2,8 +2,8 @@
 
     python tools/lock.py requirements.lock
 
-``make install LOCKED=yes`` then installs exactly these, and pip refuses a file with another hash. torch is left out: which
-build of it fits (CPU, CUDA) is the machine's affair, see constraints.txt.
+``make install`` then installs exactly these, and pip refuses a file with another hash. Every package must have a file for
+x86-64 and one for ARM. torch is left out: which build of it fits (CPU, CUDA) is the machine's affair, see constraints.txt.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pip._internal.models.index import PyPI
 
 INDEX = os.environ.get("PIP_INDEX_URL", PyPI.simple_url)
 LEFT_OUT = {"bayeslora", "pip", "setuptools", "wheel", "torch"}
+MACHINES = ("x86_64", "aarch64")
 
 
 class Links(HTMLParser):
@@ -45,12 +46,24 @@ def locked(name: str, version: str) -> str:
         links = Links()
         links.feed(page.read().decode())
     stem = re.compile(rf"{normal(name)}-{re.escape(version)}(-.*\.whl|\.tar\.gz|\.zip)")
-    hashes = sorted(
-        digest for file, digest in links.hashes.items() if stem.fullmatch(re.sub(r"^(.+?)(?=-\d)", _normal, file))
+    files = {
+        file: digest for file, digest in links.hashes.items() if stem.fullmatch(re.sub(r"^(.+?)(?=-\d)", _normal, file))
+    }
+    for machine in MACHINES:
+        if not any(installs(file, machine) for file in files):
+            raise SystemExit(f"{name}=={version}: the index has no file of it with a hash for Linux on {machine}")
+    return " \\\n".join([f"{name}=={version}", *(f"    --hash=sha256:{digest}" for digest in sorted(files.values()))])
+
+
+def installs(file: str, machine: str, own: str = f"cp3{sys.version_info.minor}") -> bool:
+    """Whether a Python can install a file on such a machine: from source, or a wheel for all or for that machine."""
+    if not file.endswith(".whl"):
+        return True
+    python, abi, platforms = file.removesuffix(".whl").split("-")[-3:]
+    fits = python.startswith("py") or own in python.split(".") or abi == "abi3"
+    return fits and any(
+        it == "any" or (it.startswith(("manylinux", "linux")) and it.endswith(machine)) for it in platforms.split(".")
     )
-    if not hashes:
-        raise SystemExit(f"{name}=={version}: the index has no file of it with a hash")
-    return " \\\n".join([f"{name}=={version}", *(f"    --hash=sha256:{digest}" for digest in hashes)])
 
 
 def normal(name: str) -> str:
