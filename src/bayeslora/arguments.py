@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bayeslora.errors import InputError, did_you_mean
-from bayeslora.train.config import flatten
+from bayeslora.train.config import flatten, without_trust
 
 _TYRO_WORDS = {
     r"Error parsing __tyro-dummy-inner__\S*: ": "",
@@ -108,7 +108,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _as_options(path: Path, values: Mapping[str, Any], known: Sequence[str]) -> Iterable[str]:
-    for name, value in flatten(values).items():
+    for name, value in flatten(without_trust(values)).items():
         if name not in known:
             raise InputError(f"{path}: unknown setting {name!r}{did_you_mean(name, known)}; see bayeslora train --help")
         option = f"--{name.replace('_', '-')}"

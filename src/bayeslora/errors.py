@@ -23,7 +23,16 @@ def first_line(error: BaseException) -> str:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether a GPU has no memory left, whoever asked for it: torch's own allocator, or a library below it."""
+    """Whether there is no memory left, whoever asked for it: Python, torch's own allocators, or a library below them."""
+    if isinstance(error, MemoryError):
+        return True
     from torch import OutOfMemoryError
 
-    return isinstance(error, OutOfMemoryError) or "CUDA error: out of memory" in str(error)
+    return isinstance(error, OutOfMemoryError) or any(said in str(error) for said in _OUT_OF_MEMORY)
+
+
+_OUT_OF_MEMORY = (
+    "CUDA error: out of memory",
+    "DefaultCPUAllocator: can't allocate",
+    "DefaultCPUAllocator: not enough memory",
+)

@@ -1,4 +1,8 @@
-"""Files that are there whole or not at all: written beside their place, flushed to disk, then renamed into it."""
+"""Files that are there whole or not at all: written beside their place, flushed to disk, then renamed into it.
+
+What is written beside a place has a name that others can guess. So it is always made anew, and a link that was left there
+is removed and never followed.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +23,47 @@ from bayeslora.errors import InputError
 def replacing(path: Path) -> Iterator[Path]:
     """A path to write to, which takes the place of ``path`` when the block ends well.
 
-    A process that dies inside leaves the old file as it was, and a ``.partial`` one that the next attempt overwrites.
+    A process that dies inside leaves the old file as it was, and a ``.partial`` one that the next attempt replaces.
     """
     partial = path.with_name(f"{path.name}.partial")
+    _remove(partial)
+    create(partial)
     try:
         yield partial
+        if partial.stat().st_size == 0:
+            raise FileNotFoundError(f"{partial}: nothing was written")
         _flush(partial)
         os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
     _flush(path.parent)
+
+
+def create(path: Path) -> None:
+    """Make an empty file where there is nothing yet, not even a link."""
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
+    os.close(os.open(path, flags, 0o666))
+
+
+@contextmanager
+def replacing_directory(path: Path) -> Iterator[Path]:
+    """A directory to fill, which takes the place of ``path`` when the block ends well."""
+    partial = path.with_name(f"{path.name}.partial")
+    _remove(partial)
+    partial.mkdir()
+    yield partial
+    _remove(path)
+    partial.rename(path)
+
+
+def _remove(path: Path) -> None:
+    """Remove a directory with all it holds, or a file, or a link but not what it leads to; nothing if there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+        return
+    with suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 @contextmanager
@@ -72,6 +106,8 @@ def _scratch(place: Path) -> Iterator[Path]:
     lock = FileLock(scratch / "lock")
     try:
         while True:
+            if scratch.is_symlink():
+                scratch.unlink()
             scratch.mkdir(parents=True, exist_ok=True)
             with suppress(FileNotFoundError):  # another process has just ended and removed it
                 lock.acquire(blocking=False)

@@ -73,7 +73,7 @@ def harness(model: Any, subjects: Subjects, questions: Sequence[Question]) -> Ca
         from lm_eval.models.huggingface import HFLM
     except ImportError as error:
         raise InputError(
-            "lm-evaluation-harness, which is to be measured, is not installed; pip install 'bayeslora[eval]'"
+            "lm-evaluation-harness, which is to be measured, is not installed; pip install 'lm-eval<0.5'"
         ) from error
     if model.config.tie_word_embeddings and "lm_head" in subjects.config.targets:
         raise InputError(

@@ -113,7 +113,7 @@ def build_model(name: str, device: torch.device, dtype: torch.dtype, layers: int
 def quantise(model: Any) -> None:
     """Put the linear layers of a model, the head aside, into NF4 with double quantisation. Fused experts stay as they are."""
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise InputError("bits is 4, which needs bitsandbytes; run: pip install 'bayeslora[quant]'")
+        raise InputError("bits is 4, which needs bitsandbytes; run: pip install bitsandbytes")
     from bitsandbytes.nn import Linear4bit, Params4bit
     from torch import nn
 

@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from pathlib import Path
 
 from tyro.conf import FlagCreatePairsOff
 from tyro.extras import SubcommandApp
@@ -29,7 +30,7 @@ from bayeslora.cli.report import Report
 from bayeslora.cli.runs import Calibrate, Compare, Evaluate, Quickstart, Train
 from bayeslora.cli.search import Tune
 from bayeslora.cli.serve import Serve
-from bayeslora.errors import InputError
+from bayeslora.errors import InputError, first_line, out_of_memory
 from bayeslora.train.config import RunConfig, flatten, to_dict
 from bayeslora.train.errors import RunsFailed, TrainingDiverged
 
@@ -99,6 +100,7 @@ def _run(arguments: Sequence[str]) -> int:
         print(f"bayeslora {__version__}")
         return 0
     try:
+        _require_text(arguments)
         verb = parse(with_config(arguments, _settings()) or ["--help"])
         with _hushed() if getattr(verb, "quiet", False) else contextlib.nullcontext():
             verb.run()
@@ -106,9 +108,25 @@ def _run(arguments: Sequence[str]) -> int:
         return _complain(error, 2)
     except (OSError, ArithmeticError, TrainingDiverged, RunsFailed) as error:
         return _complain(error, 1)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        return _complain(
+            f"out of memory ({first_line(error)}); use fewer --samples, a smaller batch or fewer tokens", 1
+        )
     except KeyboardInterrupt:
         return _complain("interrupted", 130)
     return 0
+
+
+def _require_text(arguments: Sequence[str]) -> None:
+    """Refuse names of files that are no text: safetensors and JSON cannot hold them, and would say so late."""
+    for name in (str(Path.cwd()), *arguments):
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            shown = name.encode(errors="surrogateescape").decode(errors="replace")
+            raise InputError(f"{shown}: is not UTF-8; rename it") from None
 
 
 def _settings() -> list[str]:

@@ -47,6 +47,7 @@ class Ablate(OfManyRuns):
                 device=self.device,
                 workers=self.workers,
                 executor=self.executor,
+                trust_remote_code=self.trust_remote_code,
                 report=report,
             )
         if self.json:

@@ -77,7 +77,8 @@ class Predict(OfDraws):
         sure = "not sure enough to answer" if answer.abstains else f"answer: {answer.answer}"
         print(f"{sure} (uncertainty {answer.entropy:.2f} nats, of which {answer.epistemic:.2f} from the weights)")
         if answer.prediction_set is not None:
-            print(f"right with {self.level:.0%} probability: {', '.join(answer.prediction_set) or 'none of them'}")
+            held = ", ".join(answer.prediction_set) or "empty"
+            print(f"prediction set: {held} ({self.level:.0%} of such sets hold the answer)")
 
     def _answer_file(self, source: Path) -> None:
         from bayeslora.tasks.file import check_file

@@ -60,7 +60,9 @@ class Merge(OfRun):
         from bayeslora.train.trained import load_run
 
         with reporter(quiet=self.quiet) as report:
-            trained = load_run(self.directory, device=self.device, raw=True, report=report)
+            trained = load_run(
+                self.directory, device=self.device, raw=True, report=report, trust_remote_code=self.trust_remote_code
+            )
             place = merge_run(trained, self.out)
         print(json.dumps({"directory": str(place)}) if self.json else f"{place}: the merged model")
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 import tyro
 from tyro.conf import Positional
 
-from bayeslora.errors import InputError
 from bayeslora.progress import reporter
+from bayeslora.train.config import check_samples
 
 if TYPE_CHECKING:
     from bayeslora.train.trained import TrainedModel
@@ -42,6 +42,8 @@ class OnDevice(Told):
 
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
+    trust_remote_code: bool = False
+    """Run code that the base model's repository brings along. It is asked for on every command and never saved."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +86,8 @@ class OfDraws(OfRun):
         """The run with its model, and progress on stderr."""
         from bayeslora.train.trained import load_run
 
-        if self.samples is not None and self.samples < 0:
-            raise InputError(f"samples is {self.samples}; give 0 for the posterior mean, or more")
+        if self.samples is not None:
+            check_samples(self.samples)  # before anything is loaded
         with reporter(quiet=self.quiet) as report:
             yield load_run(
                 self.directory,
@@ -94,6 +96,7 @@ class OfDraws(OfRun):
                 draw_layers=self.draw_layers,
                 raw=raw,
                 report=report,
+                trust_remote_code=self.trust_remote_code,
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import OmitArgPrefixes
 
@@ -15,6 +15,9 @@ from bayeslora.progress import reporter
 from bayeslora.studies.comparison import Comparison
 from bayeslora.train.config import RunConfig
 from bayeslora.train.errors import RunsFailed
+
+if TYPE_CHECKING:
+    from bayeslora.predict.calibrate import Calibration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +37,9 @@ class Train(Placed):
     """Replace another run in the directory."""
     dry_run: bool = False
     """Only tell what the run will take on one device: parameters, memory, steps and time. No weight is loaded."""
-    tflops: float = 300.0
-    """Speed that --dry-run reckons with, in TFLOP/s that are really reached."""
+    tflops: float | None = None
+    """Speed that --dry-run reckons with, in TFLOP/s that training really reaches; by default what this machine's matrix products
+    suggest. For a run on another machine give its own: about 300 on one H100 in bfloat16."""
 
     def run(self) -> None:
         """Train, with progress on stderr and the metrics on stdout."""
@@ -52,6 +56,7 @@ class Train(Placed):
                 report_to=self.report_to,
                 report=report,
                 checkpoint_seconds=self.checkpoint_seconds,
+                trust_remote_code=self.trust_remote_code,
             )
             result = train(self.experiment, self.out, place, force=self.force)
         if not Processes.join(self.device).main:
@@ -136,13 +141,22 @@ class Calibrate(OfDraws, Placed):
             )
         if self.json:
             print(json.dumps(asdict(found)))
-            return
-        layers = "" if found.draw_layers == "all" else f", draws in layers {found.draw_layers}"
-        print(f"posterior scale {found.posterior_scale:g}, temperature {found.temperature:.3f}{layers}")
-        if found.threshold is not None:
-            print(f"answers from confidence {found.threshold:.3f} on, for {found.target}")
-        for name in found.before:
-            print(f"{name:4}  {found.before[name]:.4f} -> {found.after[name]:.4f}  ({found.task}, {found.split})")
+        else:
+            _print_calibration(found)
+        if found.threshold is None and (self.error_rate is not None or self.coverage is not None):
+            raise RunsFailed(f"{found.warnings[-1]}; the rest of the calibration is kept in {kept}")
+
+
+def _print_calibration(found: Calibration) -> None:
+    layers = "" if found.draw_layers == "all" else f", draws in layers {found.draw_layers}"
+    print(f"posterior scale {found.posterior_scale:g}, temperature {found.temperature:.3f}{layers}")
+    if found.threshold is not None:
+        print(f"answers from confidence {found.threshold:.3f} on, for {found.target}")
+    for name in found.before:
+        told = f"{found.task}, {found.split}, {found.questions} questions"
+        print(f"{name:4}  {found.before[name]:.4f} -> {found.after[name]:.4f}  ({told})")
+    for warning in found.warnings:
+        print(f"note: {warning}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +179,7 @@ class Compare(OfManyRuns):
                 device=self.device,
                 workers=self.workers,
                 executor=self.executor,
+                trust_remote_code=self.trust_remote_code,
                 report=report,
             )
         print((self.out / "table.json").read_text(encoding="utf-8") if self.json else compared.text)

@@ -20,7 +20,7 @@ class Tune(OfManyRuns):
 
     Constrained Bayesian optimisation: some runs at evenly spread settings, then, again and again, those settings from which
     a model of all outcomes expects the largest gain. The same command goes on with an interrupted search, and with more
-    --trials extends it. Needs BoTorch: pip install 'bayeslora[bo]'.
+    --trials extends it. Needs BoTorch: pip install botorch.
 
         bayeslora tune --model M --task T --constraints 'acc>=lora-0.005' --trials 32 --out DIR --apply
     """
@@ -43,6 +43,7 @@ class Tune(OfManyRuns):
                 device=self.device,
                 workers=self.workers,
                 executor=self.executor,
+                trust_remote_code=self.trust_remote_code,
                 apply=self.apply,
                 report=report,
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,8 @@ class Serve(OfDraws):
     """Address to listen on; 0.0.0.0 lets other machines in, and then wants a token."""
     port: int = 8000
     """Port to listen on; 0 takes any that is free."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names that requests may be for (their Host), besides localhost and, if other machines reach it, IP addresses; * for all."""
     token_file: Path | None = None
     """File with the bearer token that requests must bring; without it BAYESLORA_TOKEN of the environment counts, if set."""
     raw: bool = False
@@ -41,9 +44,11 @@ class Serve(OfDraws):
     def run(self) -> None:
         """Serve, with the url on stdout once requests are answered."""
         if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None:
-            raise InputError("serving needs fastapi and uvicorn; run: pip install 'bayeslora[serve]'")
-        from bayeslora.serve.run import bind, is_local, read_token, serve, url_of
+            raise InputError("serving needs fastapi and uvicorn; run: pip install 'fastapi>=0.132' uvicorn")
+        from bayeslora.serve.hosts import Hosts, check_hosts, is_local
+        from bayeslora.serve.run import bind, read_token, serve, url_of
 
+        check_hosts(self.allowed_hosts)
         token = read_token(self.token_file)
         listening = bind(self.host, self.port)
         if token is None and not is_local(self.host):
@@ -62,4 +67,14 @@ class Serve(OfDraws):
                 told = {"url": url, "model": trained.directory.path.resolve().name}
                 print(json.dumps(told) if self.json else f"serving {told['model']} at {url}", flush=True)
 
-            serve(trained, listening, self.limits, token, self.evaluation, ready)
+            hosts = Hosts.of(self.host, self.allowed_hosts)
+            ended = serve(trained, listening, self.limits, token, self.evaluation, hosts, ready)
+        if not ended:
+            _leave()
+
+
+def _leave() -> None:
+    """End the process at once: an interpreter that is torn down while a thread computes aborts."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

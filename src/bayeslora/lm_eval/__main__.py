@@ -21,7 +21,7 @@ def main() -> None:
 
 def _evaluate() -> None:
     if importlib.util.find_spec("lm_eval") is None:
-        raise InputError("lm-evaluation-harness is not installed; run: pip install 'bayeslora[eval]'")
+        raise InputError("lm-evaluation-harness is not installed; run: pip install 'lm-eval<0.5'")
     importlib.import_module("bayeslora.lm_eval.model")  # registers the model
     from lm_eval.__main__ import cli_evaluate
 

@@ -31,6 +31,9 @@ COMMON: Mapping[str, Any] = {
     "kl_warmup": 0.0,
     "draws": 1,
     "aim": 0,
+    "clip": 1.0,
+    "eval_every": 1,
+    "patience": 2,
 }
 """Training settings of every method, unless its preset says otherwise."""
 

@@ -1,11 +1,11 @@
-"""How uncertain a prediction is, and how much of that more data could remove.
+"""How uncertain a prediction is, and how much of that lies between the draws.
 
 With ``n`` draws of the weights and their predictions ``p_k``:
 
     H[mean_k p_k]  =  mean_k H[p_k]  +  I(y; weights)
       total            aleatoric        epistemic
 
-The epistemic part is the disagreement between draws; it is zero if they all predict the same.
+The epistemic part is the disagreement between draws; it is zero if they all predict the same, be it right or wrong.
 """
 
 from __future__ import annotations

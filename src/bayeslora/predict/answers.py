@@ -21,8 +21,8 @@ class Answer:
         choices: the options.
         probabilities: of the options, averaged over the draws.
         entropy: how unsure the model is, in nats.
-        aleatoric: the part of it that the draws agree on: the question itself is open.
-        epistemic: the part of it that more data could remove: how far the draws disagree.
+        aleatoric: the part of it that is in every draw, on average.
+        epistemic: the part of it that lies between the draws: how far they disagree. Draws that agree may all be wrong.
         abstains: whether the confidence is below the threshold that calibration chose.
         prediction_set: options among which the right one is with the wanted probability; nothing without calibration.
     """

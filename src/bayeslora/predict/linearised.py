@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bayeslora.adapter.holder import PosteriorHolder
+from bayeslora.posterior.decompose import eigh
 from bayeslora.posterior.laplace import LaplacePosterior
 from bayeslora.predict.gradients import differentiating, graph_batches, option_gradients, with_graphs
 from bayeslora.predict.options import Encoded, OptionScores
@@ -128,9 +129,19 @@ def option_jacobian(
 
 
 def probit(mean: Tensor, covariance: Tensor) -> Tensor:
-    """``log softmax(f / √(1 + π/8 · var f))`` of scores ``[N, O]`` with covariance ``[N, O, O]``."""
+    """Log-probabilities of scores ``[N, O]`` with covariance ``[N, O, O]``, in closed form.
+
+    ``p_k ∝ 1 / Σ_j exp((f_j - f_k) / √(1 + π/8 · var(f_j - f_k)))``: MacKay's approximation for every pair of options, and his
+    formula itself for two. Scores count by their differences alone, as they do in a softmax. An option that a question does not
+    have scores ``-inf``.
+    """
     variance = covariance.diagonal(dim1=-2, dim2=-1)
-    return (mean / (1.0 + math.pi / 8.0 * variance).sqrt()).log_softmax(-1)
+    spread = variance.unsqueeze(-1) + variance.unsqueeze(-2) - 2.0 * covariance
+    gap = (mean.unsqueeze(-2) - mean.unsqueeze(-1)) / (1.0 + math.pi / 8.0 * spread.clamp(min=0.0)).sqrt()
+    present = torch.isfinite(mean)
+    both = present.unsqueeze(-1) & present.unsqueeze(-2)
+    against = gap.masked_fill(~both, -torch.inf).logsumexp(-1)
+    return (-against).masked_fill(~present, -torch.inf).log_softmax(-1)
 
 
 def sampled(mean: Tensor, covariance: Tensor, draws: int, seed: int) -> Tensor:
@@ -139,7 +150,7 @@ def sampled(mean: Tensor, covariance: Tensor, draws: int, seed: int) -> Tensor:
     All questions share the noise, so its errors would not average out: its mean and covariance are made exact.
     """
     noise = _noise(max((draws + 1) // 2, mean.shape[1]), mean.shape[1], seed)
-    values, vectors = torch.linalg.eigh(covariance)
+    values, vectors = eigh(covariance)
     # the symmetric root, which no rounding can turn; the covariance is singular, so zeros may come out below zero
     root = (vectors * values.clamp(min=0.0).sqrt().unsqueeze(-2)) @ vectors.mT
     change = torch.einsum("do,nqo->dnq", noise, root)

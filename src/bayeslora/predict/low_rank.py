@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bayeslora.posterior.decompose import eigh
+
 WHOLE = 2048
 """Sums over vectors no longer than this are kept whole, 16 MiB each, and decomposed once: on a GPU that is what takes time."""
 
@@ -58,14 +60,14 @@ def _largest(rows: Tensor, count: int) -> Tensor:
         basis = _subspace(rows, 2 * count)
         return _largest(rows @ basis, count) @ basis.mT
     if rows.shape[0] < rows.shape[1]:
-        _, vectors = torch.linalg.eigh(rows @ rows.mT)
+        _, vectors = eigh(rows @ rows.mT)
         return vectors[:, -count:].mT @ rows
     return _largest_of(rows.mT @ rows, count)
 
 
 def _largest_of(gram: Tensor, count: int) -> Tensor:
     """The same, of ``rowsᵀ rows`` itself."""
-    values, vectors = torch.linalg.eigh(gram)
+    values, vectors = eigh(gram)
     return (values[-count:].clamp(min=0.0).sqrt() * vectors[:, -count:]).mT
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from bayeslora import metrics
 from bayeslora.errors import InputError
 from bayeslora.files import replacing
 from bayeslora.tasks import Item, distance_to_truth, require_gold, truth_entropy
+from bayeslora.tasks.sources import parse_object, read_lines
 
 INTERVALS = {"acc": metrics.accuracy, "nll": metrics.nll, "ece": metrics.ece, "brier": metrics.brier}
 """Metrics that get a bootstrap interval."""
@@ -142,12 +142,11 @@ def read_choices(path: Path) -> NDArray[np.int64]:
 def _reading(path: Path) -> Iterator[list[dict[str, Any]]]:
     """The records of a file. Whatever is wrong with them is told of the file."""
     try:
-        with gzip.open(path, "rt", encoding="utf-8") as lines:
-            records = [json.loads(line) for line in lines]
+        records = [parse_object(line, f"line {number}") for number, line in read_lines(path)]
         if not records:
             raise ValueError("it is empty")
         yield records
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: is no complete file of predictions with answers ({error})") from error
 
 

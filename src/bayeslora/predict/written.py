@@ -47,7 +47,7 @@ class Generation:
         token_ids: the same as tokens, the one that ended it included.
         probabilities: of the tokens, averaged over the draws.
         entropy: of the averaged distribution each token was taken from.
-        aleatoric: mean entropy of the draws' distributions: what they agree is open.
+        aleatoric: mean entropy of the draws' distributions.
         epistemic: the rest, how far the draws disagree.
         ended: whether it came to an end by itself, and not because it had all tokens it was allowed.
         top: the most probable tokens at every step, if they were asked for.

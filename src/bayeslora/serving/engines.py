@@ -36,7 +36,7 @@ class Service:
         vocabulary: its number of tokens.
         revision: of a hub model.
         dtype: precision of the base model where the run was loaded.
-        trust_remote_code: whether it brings code of its own.
+        own_code: whether it brings code of its own.
         adapters: to be served, with absolute paths.
         rank: of the adapters.
         adapts_head: whether they change the output head.
@@ -47,7 +47,7 @@ class Service:
     vocabulary: int
     revision: str | None
     dtype: str
-    trust_remote_code: bool
+    own_code: bool
     adapters: Sequence[Served]
     rank: int
     adapts_head: bool
@@ -80,7 +80,7 @@ class Service:
     def _base(self) -> list[str]:
         """How both are told to load the base model; its precision is that of the run, so that answers agree."""
         revision = [] if self.revision is None else ["--revision", self.revision]
-        return ["--dtype", self.dtype, *revision, *(["--trust-remote-code"] if self.trust_remote_code else [])]
+        return ["--dtype", self.dtype, *revision]
 
     def _modules(self) -> list[str]:
         return [f"{adapter.name}={adapter.path}" for adapter in self.adapters]
@@ -99,7 +99,18 @@ class Service:
         return [f"{reason}; serve with SGLang, or train another adapter" for reason in reasons]
 
     def doubts(self) -> list[str]:
-        """What is to be known of adapters of the output head."""
+        """What is to be known before the commands are used."""
+        return [*self._own_code(), *self._head()]
+
+    def _own_code(self) -> list[str]:
+        if not self.own_code:
+            return []
+        return [
+            "the base model brings code of its own, which the commands do not run; read it, and add --trust-remote-code if "
+            "you trust it"
+        ]
+
+    def _head(self) -> list[str]:
         if not self.adapts_head:
             return []
         found = [

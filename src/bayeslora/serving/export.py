@@ -13,6 +13,7 @@ import bayeslora
 from bayeslora.adapter import BayesLoraModel
 from bayeslora.errors import InputError
 from bayeslora.files import new_directory, tensor_failures
+from bayeslora.models.finite import require_finite_weights
 from bayeslora.models.locate import BUILTINS, locate
 from bayeslora.posterior import LaplacePosterior
 from bayeslora.serving.engines import Service
@@ -53,9 +54,10 @@ def merge_run(trained: TrainedModel, out: Path) -> Path:
     place = out.expanduser().absolute()
     with new_directory(place) as whole, tensor_failures(place):
         try:
-            merged: Any = trained.model.merge_and_unload()
+            merged: Any = trained.model.merge_and_unload(safe_merge=True)
         except ValueError as error:
             raise InputError(f"a run of {trained.config.method!r} cannot be merged: {error}") from error
+        require_finite_weights(merged, trained.config.model)
         merged.save_pretrained(whole)
         trained.loaded.tokenizer.save_pretrained(whole)
     return place
@@ -118,7 +120,7 @@ def _service(
         vocabulary=config.vocab_size,
         revision=loading.revision,
         dtype=str(model.dtype).removeprefix("torch."),
-        trust_remote_code=loading.trust_remote_code,
+        own_code=bool(getattr(config, "auto_map", None)),
         adapters=[Served(it.name, str(place / it.path)) for it in adapters],
         rank=LoraConfig.from_pretrained(str(example)).r,
         adapts_head=any(name.rpartition(".")[2] == "lm_head" for name in tuner.holder.layer_names),

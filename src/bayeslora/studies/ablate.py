@@ -193,6 +193,7 @@ def ablate(
     device: str = "auto",
     workers: int = 1,
     executor: Executor = "local",
+    trust_remote_code: bool = False,
     report: Reporter | None = None,
 ) -> list[StudyOutcome]:
     """Run what is missing of some ablations, and write a table and a figure for each.
@@ -205,6 +206,7 @@ def ablate(
         device: as for :func:`bayeslora.load_model`.
         workers: runs side by side, in processes of their own; 0 makes none, and shows what is done.
         executor: where they are: on this machine, or on a Ray cluster.
+        trust_remote_code: run code that the base model's repository brings along.
         report: told how it goes.
     """
     require_distinct("the command", names)
@@ -213,7 +215,9 @@ def ablate(
         raise InputError(f"no ablation is named; choose {', '.join(ABLATIONS)}, or all")
     if study.values and len(ablations) > 1:
         raise InputError(f"values is {' '.join(study.values)} and ablations are {' '.join(names)}; give values for one")
-    runner = Runner(Settings(data_dir, device), workers, executor, report or Silent())
+    runner = Runner(
+        Settings(data_dir, device, trust_remote_code=trust_remote_code), workers, executor, report or Silent()
+    )
     place = out / task_name(study.task)
     studies = [_study(ablation, study, place, runner) for ablation in ablations]
     for task in (study.task, *study.shift):

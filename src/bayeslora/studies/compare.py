@@ -181,6 +181,7 @@ def compare(
     device: str = "auto",
     workers: int = 1,
     executor: Executor = "local",
+    trust_remote_code: bool = False,
     report: Reporter | None = None,
 ) -> StudyOutcome:
     """Run what is missing, and write tables and figures.
@@ -192,9 +193,12 @@ def compare(
         device: as for :func:`bayeslora.load_model`.
         workers: runs side by side, in processes of their own; 0 makes none, and shows what is done.
         executor: where they are: on this machine, or on a Ray cluster.
+        trust_remote_code: run code that the base model's repository brings along.
         report: told how it goes.
     """
-    runner = Runner(Settings(data_dir, device), workers, executor, report or Silent())
+    runner = Runner(
+        Settings(data_dir, device, trust_remote_code=trust_remote_code), workers, executor, report or Silent()
+    )
     for method in study.method_names:
         find_method(method)
     tasks = {name: find_task(name, data_dir) for name in (*study.tasks, *study.shift)}

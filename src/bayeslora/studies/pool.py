@@ -16,6 +16,7 @@ from typing import Any, Literal
 from bayeslora.errors import first_line
 from bayeslora.models import LoadedModel
 from bayeslora.predict.trunk import TrunkCache
+from bayeslora.progress import Reporter, Silent
 from bayeslora.studies.plan import Evaluation, Job, Work
 from bayeslora.train.config import RunConfig, from_dict
 from bayeslora.train.directory import RunDirectory
@@ -37,6 +38,17 @@ class Settings:
     data_dir: Path | None = None
     device: str = "auto"
     checkpoint_seconds: float = 60.0
+    trust_remote_code: bool = False
+
+    def place(self, report: Reporter | None = None) -> Place:
+        """The same for a run in this process."""
+        return Place(
+            data_dir=self.data_dir,
+            device=self.device,
+            report=report or Silent(),
+            checkpoint_seconds=self.checkpoint_seconds,
+            trust_remote_code=self.trust_remote_code,
+        )
 
 
 Starter = Callable[[Sequence[Work]], Iterator[tuple[Work, str | None]]]
@@ -51,9 +63,7 @@ class Worker:
     """Does one piece after another and loads the base model only once, or not at all if its place has brought one for all."""
 
     def __init__(self, settings: Settings, place: Place | None = None) -> None:
-        self.place = place or Place(
-            data_dir=settings.data_dir, device=settings.device, checkpoint_seconds=settings.checkpoint_seconds
-        )
+        self.place = place or settings.place()
         self._loaded: tuple[Any, LoadedModel] | None = None
         self._trunk: tuple[str, TrunkCache] | None = None
 
@@ -84,7 +94,8 @@ class Worker:
         if self.place.loaded is not None:
             return self.place
         if self._loaded is None or self._loaded[0] != (config.model, config.loading):
-            self._loaded, self._trunk = ((config.model, config.loading), load_base(config, self.place.device)), None
+            loaded = load_base(config, self.place.device, trust_remote_code=self.place.trust_remote_code)
+            self._loaded, self._trunk = ((config.model, config.loading), loaded), None
         if self._trunk is None or self._trunk[0] != config.adapter.layers:
             self._trunk = config.adapter.layers, TrunkCache()
         return replace(self.place, loaded=self._loaded[1], trunk=self._trunk[1])

@@ -51,7 +51,7 @@ def in_ray(jobs: Sequence[Work], settings: Settings, workers: int) -> Iterator[t
 def _ray() -> Any:
     """Ray, connected to the cluster."""
     if importlib.util.find_spec("ray") is None:
-        raise InputError("executor 'ray' needs ray; run: pip install 'bayeslora[cluster]'")
+        raise InputError("executor 'ray' needs ray; run: pip install ray")
     import ray
 
     if not ray.is_initialized():

@@ -14,7 +14,6 @@ from bayeslora.studies.pool import Executor, Settings, Worker, Workers
 from bayeslora.tasks import Task, find_task, require_gold
 from bayeslora.train.config import saved_run, to_dict
 from bayeslora.train.directory import RunDirectory
-from bayeslora.train.run import Place
 
 TOLD = (*METRICS, "cot_nll", "cot_ece")
 """What is told of a run that has ended, as far as it has it."""
@@ -41,8 +40,8 @@ class Runner:
     def __post_init__(self) -> None:
         if self.workers < 0:
             raise InputError(f"workers is {self.workers}; give at least 1, or 0 to go by what is done")
-        place = Place(data_dir=self.settings.data_dir, device=self.settings.device, report=self.report)
-        self._workers = Workers(self.settings, self.workers, self.executor, Worker(self.settings, place))
+        here = Worker(self.settings, self.settings.place(self.report))
+        self._workers = Workers(self.settings, self.workers, self.executor, here)
 
     def __enter__(self) -> Runner:
         return self

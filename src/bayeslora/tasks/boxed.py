@@ -55,7 +55,7 @@ def equal_by_mathematics(accepted: str, given: str) -> bool:
 def require_checker() -> None:
     """Refuse to go on where answers could not be checked."""
     if importlib.util.find_spec("math_verify") is None:
-        raise InputError("checking answers needs math-verify; run: pip install 'bayeslora[math]'")
+        raise InputError("checking answers needs math-verify; run: pip install math-verify")
 
 
 def _hush() -> None:

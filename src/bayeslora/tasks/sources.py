@@ -22,6 +22,12 @@ from bayeslora.tasks.rows import Row
 SUFFIXES = (".jsonl.gz", ".jsonl")
 """Files that are read; the first that exists wins."""
 
+LONGEST_LINE = 2**24
+"""Characters that a line of JSON may have. A question takes a few thousand; a small gzip file can unpack to gigabytes."""
+
+LARGEST_UNPACKED = 2**32
+"""Characters that a gzip file may unpack to, all lines together."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -84,20 +90,34 @@ def read_json_lines(path: Path) -> list[Row]:
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a file that are not blank, with their numbers, one at a time."""
-    return ((number, line) for number, line in enumerate(all_lines(path), 1) if line.strip())
+    return ((number, line) for number, line in enumerate(all_lines(path, LONGEST_LINE), 1) if line.strip())
 
 
-def all_lines(path: Path) -> Iterator[str]:
-    """The lines of a file as they stand, one at a time; every failure names the file."""
+def all_lines(path: Path, longest: int = LARGEST_UNPACKED) -> Iterator[str]:
+    """The lines of a file as they stand, one at a time; every failure names the file, and so does a line that is too long."""
     try:
         with _open(path) as file:
-            yield from file
+            yield from _bounded(file, path, longest)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InputError(f"{path}: is no complete gzip file ({first_line(error)}); get it again") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: is not UTF-8 ({error.reason}); save it as UTF-8") from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); check the file and its permissions") from error
+
+
+def _bounded(file: IO[str], path: Path, longest: int) -> Iterator[str]:
+    """Lines, as long as neither one of them nor what a gzip file unpacks to is without bounds."""
+    number, total, bound = 0, 0, LARGEST_UNPACKED if path.suffix == ".gz" else None
+    while line := file.readline(longest + 1):
+        number, total = number + 1, total + len(line)
+        if len(line) > longest:
+            raise InputError(
+                f"{path}, line {number}: has more than {longest} characters; give one JSON object per line"
+            )
+        if bound is not None and total > bound:
+            raise InputError(f"{path}: unpacks to more than {bound} characters; divide it, or give it unpacked")
+        yield line
 
 
 def _open(path: Path) -> IO[str]:

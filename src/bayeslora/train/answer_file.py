@@ -10,7 +10,7 @@ from typing import IO, Any
 from filelock import FileLock, Timeout
 
 from bayeslora.errors import InputError
-from bayeslora.files import write_json
+from bayeslora.files import create, write_json
 
 
 class AnswerFile:
@@ -36,14 +36,16 @@ class AnswerFile:
             self._lock.acquire(blocking=False)
         except Timeout:
             raise InputError(f"{path}: another process is writing it; wait for it, or choose another file") from None
-        if force:
+        if force or self._partial.is_symlink():
             self._partial.unlink(missing_ok=True)
         elif self._partial.exists() and self._read_settings() != settings:
             self._unlock()
             raise InputError(
                 f"{self._partial}: holds answers that were made otherwise; remove it, or use --force to begin anew"
             )
-        write_json(self._settings, settings)
+        write_json(self._settings, settings)  # first: answers without their settings would be taken for another run's
+        if not self._partial.exists():
+            create(self._partial)
 
     def __enter__(self) -> AnswerFile:
         self._file: IO[bytes] = self._partial.open("a+b")

@@ -74,8 +74,6 @@ class ModelConfig:
     """Quantise the frozen model while loading (needs bitsandbytes)."""
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
-    trust_remote_code: bool = False
-    """Run code that the model's repository brings along."""
 
     def __post_init__(self) -> None:
         _check_choices(self)
@@ -150,11 +148,11 @@ class TrainingConfig:
     aim: int | None = None
     """Batches whose gradient decides, before the first step, in which directions Bayesian-LoRA's B can move at first; with 0
     chance does."""
-    clip: float = 1.0
+    clip: float | None = None
     """Bound of the gradient's norm, for weights and for posterior scales apart."""
-    eval_every: int = 1
+    eval_every: int | None = None
     """Epochs between two evaluations on the validation split."""
-    patience: int = 2
+    patience: int | None = None
     """Evaluations without a better validation NLL after which training stops, keeping the best; 0 never stops and
     keeps the last."""
     cache_trunk: bool = False
@@ -164,27 +162,37 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         _check_choices(self)
-        for name in ("epochs", "batch_size", "micro_batch", "cycles", "draws"):
+        for name in ("epochs", "batch_size", "micro_batch", "cycles", "draws", "eval_every"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
-        if self.aim is not None:
-            _at_least("aim", self.aim, 0)
+        for name in ("aim", "patience"):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 0)
         for name in ("weight_decay", "kl_beta"):
             if getattr(self, name) is not None:
                 _not_negative(name, getattr(self, name))
         for name in ("warmup", "label_smoothing", "kl_warmup"):
             if getattr(self, name) is not None:
                 _share(name, getattr(self, name))
-        for name in ("learning_rate", "adam_epsilon", "kl_rate"):
+        for name in ("learning_rate", "adam_epsilon", "kl_rate", "clip"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
-        _positive("clip", self.clip)
-        _at_least("eval_every", self.eval_every, 1)
-        _at_least("patience", self.patience, 0)
         for epoch in self.milestones or ():
             _at_least("milestones", epoch, 1)
         for kind, rate in (self.rate_multipliers or {}).items():
             _not_negative(f"rate_multipliers {kind}", rate)
+
+
+MOST_SAMPLES = 1024
+"""Draws that a prediction may average over. All of them are in memory at once, and errors fall with their square root only."""
+
+
+def check_samples(samples: int) -> None:
+    """Refuse a number of draws that is none, or that no memory holds."""
+    if not 0 <= samples <= MOST_SAMPLES:
+        raise InputError(
+            f"samples is {samples}; give 0 for the posterior mean, or a number of draws up to {MOST_SAMPLES}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +212,7 @@ class PredictionConfig:
     """Write solutions to that many test problems only, chosen at random, the same ones for every run; 0 writes none."""
 
     def __post_init__(self) -> None:
-        _at_least("samples", self.samples, 0)
+        check_samples(self.samples)
         _at_least("max_new_tokens", self.max_new_tokens, 1)
         if self.solutions is not None:
             _at_least("solutions", self.solutions, 0)
@@ -290,7 +298,7 @@ def from_dict(values: Mapping[str, Any]) -> RunConfig:
     """The tree that :func:`to_dict` wrote; unknown names are refused."""
     parts = {f.name: f.default_factory for f in fields(RunConfig) if is_dataclass(f.default_factory)}
     tree: dict[str, Any] = {}
-    for name, value in values.items():
+    for name, value in without_trust(values).items():
         _check_name(name, _names(RunConfig))
         tree[name] = _part(parts[name], value) if name in parts else _plain(value)
     for name in ("model", "task"):
@@ -298,6 +306,15 @@ def from_dict(values: Mapping[str, Any]) -> RunConfig:
             raise InputError(f"setting {name!r} is missing; give it")
     check_kinds(RunConfig, tree)
     return RunConfig(**tree)
+
+
+def without_trust(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without ``trust_remote_code``, which earlier versions saved: a file must not decide whether code is run."""
+    kept = {name: value for name, value in values.items() if name != "trust_remote_code"}
+    loading = kept.get("loading")
+    if isinstance(loading, Mapping):
+        kept["loading"] = {name: value for name, value in loading.items() if name != "trust_remote_code"}
+    return kept
 
 
 def saved_run(values: Mapping[str, Any]) -> RunConfig:

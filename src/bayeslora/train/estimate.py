@@ -7,9 +7,10 @@ what the backward pass would keep.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayeslora.adapter.base import find_any_holder
+from bayeslora.adapter.base import ATTRIBUTE, find_any_holder
+from bayeslora.adapter.fan import Stack
 from bayeslora.errors import InputError
 from bayeslora.methods import find_method
 from bayeslora.models.device import resolve_device, resolve_dtype
@@ -31,6 +33,9 @@ ADAM_BYTES = 16
 """Of every trained scalar: itself, its gradient and two moments, in float32."""
 
 GIB = 2**30
+
+REACHED = 0.4
+"""Share of the speed of a matrix product that training reaches, about."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +78,6 @@ class Estimate:
         return {**asdict(self), "bytes": self.bytes}
 
     def __str__(self) -> str:
-        minutes = self.seconds / 60
-        time = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
         return "\n".join(
             [
                 f"base model     {self.parameters / 1e9:.2f} billion parameters"
@@ -87,20 +90,32 @@ class Estimate:
                 f"memory         {self.bytes / GIB:.1f} GiB: base {self.base_bytes / GIB:.1f}, adapter with its optimiser "
                 f"{self.trained_bytes / GIB:.2f}, activations of the largest batch {self.activation_bytes / GIB:.1f}",
                 f"steps          {self.steps} at most, {self.tokens / 1e6:.2f} million tokens",
-                f"time           about {time} of training at {self.tflops:g} TFLOP/s; evaluation comes on top",
+                f"time           about {_duration(self.seconds)} of training at {self.tflops:.2g} TFLOP/s; evaluation comes on "
+                "top",
             ]
         )
 
 
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{math.ceil(seconds)} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 def estimate(
-    config: RunConfig, data_dir: Path | None = None, *, device: str = "auto", tflops: float = 300.0
+    config: RunConfig, data_dir: Path | None = None, *, device: str = "auto", tflops: float | None = None
 ) -> Estimate:
-    """What a run will take on one device; ``tflops`` is the speed that it really reaches there."""
-    if not tflops > 0:
+    """What a run will take on one device; ``tflops`` is the speed that it really reaches there.
+
+    By default that is :data:`REACHED` of the speed of a matrix product on this machine, which is measured.
+    """
+    if tflops is not None and not tflops > 0:
         raise InputError(f"tflops is {tflops}; give a number above 0")
     config = resolve(config)
     work = open_work(config, data_dir)
-    precision = resolve_dtype(config.loading.dtype, resolve_device(device))
+    place = resolve_device(device)
+    precision = resolve_dtype(config.loading.dtype, place)
+    tflops = tflops or REACHED * product_speed(place, precision)
     loaded = load_empty(config.model, precision, config.loading.revision)
     base = loaded.model
     parameters = sum(p.numel() for p in _once(base))
@@ -114,12 +129,16 @@ def estimate(
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     epochs, size = (config.training.epochs or 1) * _trainings(config), config.training.batch_size or 1
     tokens = sum(map(work.length, work.examples)) * epochs
+    below = _below(model)
+    work.config = replace(config, training=replace(config.training, cache_trunk=False))  # meta tensors cannot be kept
+    work.bind(model, None)
     with _lean_attention():
         kept = _kept(model, work, _largest_batch(work, config.training.micro_batch or size))
-    passes = (
-        3 if config.training.gradient_checkpointing else 2
-    )  # forward, back through the inputs, and forward once more
-    flops = 2.0 * passes * (parameters - idle) * tokens
+    forward = parameters - idle - (below if config.training.cache_trunk else 0)
+    backward = (2 if config.training.gradient_checkpointing else 1) * (parameters - idle - below)
+    flops = 2.0 * (forward + backward) * tokens
+    if config.training.cache_trunk:
+        flops += 2.0 * below * tokens / max(1, epochs)  # once, to be kept
     return Estimate(
         parameters=parameters,
         active_parameters=parameters - idle,
@@ -133,6 +152,28 @@ def estimate(
         seconds=flops / (tflops * 1e12),
         tflops=tflops,
     )
+
+
+def product_speed(device: torch.device, precision: torch.dtype, size: int = 1024) -> float:
+    """TFLOP/s of a product of two square matrices, the best of some."""
+    left, right = (torch.ones(size, size, device=device, dtype=precision) for _ in range(2))
+    best = math.inf
+    for _ in range(4):  # of which the first also starts the libraries
+        start = time.perf_counter()
+        float((left @ right)[0, 0])  # waits until it is done
+        best = min(best, time.perf_counter() - start)
+    return 2.0 * size**3 / best / 1e12
+
+
+def _below(model: nn.Module) -> int:
+    """Parameters of the layers below the lowest that is adapted, through which nothing goes back."""
+    root = next(module for module in model.modules() if ATTRIBUTE in module._modules)
+    names = find_any_holder(model).layer_names
+    stack = Stack.find(root, names)
+    if stack is None:
+        return 0
+    frozen = stack.layers[: min(map(stack.index, names))]
+    return sum(p.numel() for p in frozen.parameters())
 
 
 def _trainings(config: RunConfig) -> int:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslora.adapter.base import Holder, find_any_holder
+from bayeslora.adapter.elbo import elbo
 from bayeslora.posterior import IllConditionedError
 from bayeslora.progress import Reporter, Silent
 from bayeslora.train.checkpoint import TrainingState, load_checkpoint, save_checkpoint
@@ -195,16 +196,11 @@ class Fit(Generic[Lesson]):
             losses = self.objective.losses(part, draws)
             if not all(count for _, count in pairs):
                 losses = losses * losses.new_tensor([count for _, count in pairs])
-            kl = self._holder.kl()
             # over the terms that a batch of this size has on average, so that every term of the data weighs the same
             loss = losses.sum() / (len(examples) * self._terms)
-            penalty = self._holder.penalty()
-            if penalty is not None:
-                loss = loss + penalty / shares
-            share = self._holder.kl_share(shares, draws)
-            weighted = weight * share * kl.total
-            self._steps.backward(loss, weighted)
-            told = (losses.sum(), share * kl.inducing, share * kl.conditional, loss + weighted)
+            bound = elbo(self._holder, loss, weight, parts=shares, draws=draws)
+            self._steps.backward(bound.loss, bound.weighted_kl)
+            told = (losses.sum(), bound.share * bound.kl.inducing, bound.share * bound.kl.conditional, bound.total)
             figures.append(torch.stack([figure.detach().float() for figure in told]))
         told_by_all = torch.stack(figures).sum(0)
         self.processes.add_up([*self._steps.gradients(), told_by_all])
@@ -272,7 +268,7 @@ class Fit(Generic[Lesson]):
         epoch = state.step // self.steps_per_epoch
         total, count = state.train_nll
         state.train_nll = (0.0, 0)
-        if epoch % self.config.eval_every and epoch != self._epochs:
+        if epoch % self._given("eval_every") and epoch != self._epochs:
             return
         try:
             metrics = self._validate()
@@ -294,14 +290,14 @@ class Fit(Generic[Lesson]):
         return self.processes.agree(lambda: found)
 
     def _note_best(self, state: TrainingState, nll: float) -> None:
-        if self.config.patience == 0:
+        if self._given("patience") == 0:
             return
         if state.best_nll is None or nll < state.best_nll:
             state.best_nll, state.waited = nll, 0
             state.best = {name: tensor.detach().cpu().clone() for name, tensor in self._state.items()}
             return
         state.waited += 1
-        state.stopped = state.waited >= self.config.patience
+        state.stopped = state.waited >= self._given("patience")
         if state.stopped:
             self.report.say(f"validation nll has not fallen for {state.waited} evaluations: training ends early")
 
@@ -331,9 +327,9 @@ class Fit(Generic[Lesson]):
         rate, decay = self._given("learning_rate"), self._given("weight_decay")
         groups = parameter_groups(self._model, rate, decay, self._given("rate_multipliers"))
         if self._given("optimiser") == "adamw":
-            return JointSteps(groups, self.config.clip, self._given("adam_epsilon"))
+            return JointSteps(groups, self._given("clip"), self._given("adam_epsilon"))
         split, rate = self._holder.split_kinds(), self._given("kl_rate")
-        return SplitSteps(groups, self.config.clip, split, rate, self._given("adam_epsilon"))
+        return SplitSteps(groups, self._given("clip"), split, rate, self._given("adam_epsilon"))
 
     def _given(self, name: str) -> Any:
         value = getattr(self.config, name)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
@@ -23,7 +22,7 @@ from bayeslora.adapter.base import find_any_holder
 from bayeslora.adapter.lora import read_lora
 from bayeslora.depth import upper_layers
 from bayeslora.errors import InputError
-from bayeslora.files import tensor_failures, write_json
+from bayeslora.files import replacing_directory, tensor_failures, write_json
 from bayeslora.methods import find_method
 from bayeslora.methods.base import Made
 from bayeslora.models import LoadedModel, load_model
@@ -60,6 +59,7 @@ class Place:
         report_to: trackers, such as ``tensorboard``.
         report: told how it goes.
         checkpoint_seconds: the most work that is lost if the run is killed, in seconds.
+        trust_remote_code: run code that the base model's repository brings along. It is asked for each time and never saved.
         loaded: the base model, if somebody has loaded it already.
         trunk: what the frozen layers gave in earlier runs of the same base model with the same layers.
     """
@@ -69,6 +69,7 @@ class Place:
     report_to: Sequence[str] = ()
     report: Reporter = field(default_factory=Silent)
     checkpoint_seconds: float = 60.0
+    trust_remote_code: bool = False
     loaded: LoadedModel | None = None
     trunk: TrunkCache | None = None
 
@@ -172,8 +173,8 @@ def adapt(loaded: LoadedModel, config: RunConfig) -> PeftModel:
         ) from error
 
 
-def load_base(config: RunConfig, device: str) -> LoadedModel:
-    """The base model of a run."""
+def load_base(config: RunConfig, device: str, *, trust_remote_code: bool = False) -> LoadedModel:
+    """The base model of a run. Code that it brings along runs only if the caller asks for it, whatever the run's files say."""
     loading = config.loading
     return load_model(
         config.model,
@@ -181,7 +182,7 @@ def load_base(config: RunConfig, device: str) -> LoadedModel:
         device=device,
         bits=loading.bits,
         revision=loading.revision,
-        trust_remote_code=loading.trust_remote_code,
+        trust_remote_code=trust_remote_code,
     )
 
 
@@ -205,7 +206,9 @@ class _Run:
             raise InputError(
                 "solutions are written by one process; use --solutions 0 here, and bayeslora evaluate later"
             )
-        loaded = self.place.loaded or load_base(self.config, self.place.device)
+        loaded = self.place.loaded or load_base(
+            self.config, self.place.device, trust_remote_code=self.place.trust_remote_code
+        )
         work.encode(loaded)
         origins = self._origins(loaded)
         model = adapt(loaded, self.config)
@@ -329,12 +332,8 @@ def open_work(config: RunConfig, data_dir: Path | None) -> Work:
 
 def _save_adapter(model: PeftModel, path: Path) -> None:
     """Write the adapter's directory, whole or not at all."""
-    partial = path.with_name(f"{path.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    with tensor_failures(path):
+    with replacing_directory(path) as partial, tensor_failures(path):
         model.save_pretrained(str(partial))
-    shutil.rmtree(path, ignore_errors=True)
-    partial.rename(path)
 
 
 def _linear_modules(model: torch.nn.Module) -> list[str]:

@@ -24,13 +24,17 @@ from bayeslora.models import LoadedModel
 from bayeslora.predict.answers import Answer, make_answers
 from bayeslora.predict.calibrate import (
     DEFAULT_SCALES,
+    PRIOR_SD,
     Calibration,
+    Unreached,
     choose_cut,
     choose_scale,
     choose_threshold,
     conformal_thresholds,
+    describe_doubts,
     describe_target,
     fit_temperature,
+    require_enough,
 )
 from bayeslora.predict.generate import Prompt, Writing, generate
 from bayeslora.predict.predictions import Predictions, main_metrics
@@ -40,7 +44,7 @@ from bayeslora.predict.token_predictor import TokenPredictor
 from bayeslora.predict.written import Generation, Watch
 from bayeslora.progress import Reporter, Silent
 from bayeslora.tasks import Item, Task, load_task, make_item, require_gold
-from bayeslora.train.config import RunConfig, from_dict
+from bayeslora.train.config import RunConfig, check_samples, from_dict
 from bayeslora.train.directory import RunDirectory
 from bayeslora.train.question_work import make_predictor, make_scorer
 from bayeslora.train.run import load_base
@@ -122,6 +126,9 @@ class TrainedModel:
     ) -> Calibration:
         """Choose posterior scale, temperature and, for a wanted error rate or coverage, the threshold; keep them.
 
+        A rate that no threshold reaches leaves the threshold out and keeps the rest; ``warnings`` of what is returned say so, and
+        whatever else is doubtful.
+
         With a ``tolerance``, draws are made to differ in as few upper layers as costs at most that much NLL. Everything is
         chosen on held-out questions: those of the validation split, unless told otherwise. Adapters of PEFT's own have no
         scale to choose.
@@ -131,6 +138,7 @@ class TrainedModel:
         name = task or self.config.task
         items = load_task(name, data_dir).load(split).items
         require_gold(items)
+        require_enough(len(items), f"{name}, {split}")
         kept = 1.0 if self._tuner is None else self._tuner.posterior_scale
         try:
             found = self._choose(items, error_rate, coverage, tolerance)
@@ -167,8 +175,12 @@ class TrainedModel:
             else:
                 cut = choose_cut(scores, gold, tolerance, scales, advance)
                 layers, scale = cut.layers, cut.scale
+        temperature = fit_temperature(scores(layers, scale), gold, PRIOR_SD)
         found = Calibration(
-            temperature=fit_temperature(scores(layers, scale), gold), posterior_scale=scale, draw_layers=layers
+            temperature=temperature,
+            posterior_scale=scale,
+            draw_layers=layers,
+            questions=len(items),
         )
         after = replace(predictor, calibration=found, layers=layers)(items, encoded)
         found = replace(
@@ -177,9 +189,13 @@ class TrainedModel:
             before=main_metrics(before.metrics()),
             after=main_metrics(after.metrics()),
         )
+        found = replace(found, warnings=describe_doubts(found))
         if error_rate is None and coverage is None:
             return found
-        threshold = choose_threshold(after.probabilities, gold, error_rate=error_rate, coverage=coverage)
+        try:
+            threshold = choose_threshold(after.probabilities, gold, error_rate=error_rate, coverage=coverage)
+        except Unreached as error:
+            return replace(found, warnings=(*found.warnings, f"there is no threshold: {error}"))
         return replace(found, threshold=threshold.confidence, target=threshold.target)
 
     def _is_spread(self, predictions: Predictions) -> bool:
@@ -246,6 +262,7 @@ def load_run(
     raw: bool = False,
     report: Reporter | None = None,
     loaded: LoadedModel | None = None,
+    trust_remote_code: bool = False,
 ) -> TrainedModel:
     """Load a trained run.
 
@@ -258,6 +275,7 @@ def load_run(
         raw: leave out what ``bayeslora calibrate`` found.
         report: told how long work goes.
         loaded: the base model, if somebody has loaded it already; ``unload()`` the run's ``model`` to have it back.
+        trust_remote_code: run code that the base model's repository brings along. Whoever trained the run cannot decide that.
     """
     directory = RunDirectory(Path(path))
     try:
@@ -267,15 +285,15 @@ def load_run(
     if not (directory.adapter / CONFIG_NAME).exists():
         raise InputError(f"{directory.path}: has no adapter yet; give its train command again to go on with it")
     foreign = find_method(config.method).foreign()
-    loaded = loaded or load_base(config, device)
+    loaded = loaded or load_base(config, device, trust_remote_code=trust_remote_code)
     model = load_adapter(loaded.model, directory.adapter)
     _require_method(model, config.method, directory)
     calibrated = not raw and directory.calibration.exists()
     calibration = Calibration.load(directory.calibration) if calibrated else Calibration()
     if foreign is not None:
         foreign.attach(model)
-    if samples is None:
-        samples = config.prediction.samples
+    samples = config.prediction.samples if samples is None else samples
+    check_samples(samples)
     if draw_layers is None:
         draw_layers = calibration.draw_layers if calibrated else config.prediction.draw_layers
     check_depth(draw_layers, "draw_layers")

@@ -20,6 +20,7 @@ from transformers import Trainer, TrainerCallback
 
 from bayeslora.adapter.base import ATTRIBUTE
 from bayeslora.adapter.config import BayesLoraConfig
+from bayeslora.adapter.elbo import IGNORED, elbo, labels_per_example
 from bayeslora.adapter.holder import find_holder
 from bayeslora.adapter.layer import BayesLoraLinear
 from bayeslora.adapter.versions import raise_versions
@@ -34,8 +35,6 @@ else:
     _Base = object
 
 HALF = {torch.bfloat16, torch.float16}
-IGNORED = -100
-"""The label of tokens that do not count, to transformers."""
 
 
 class BayesLoraTrainerMixin(_Base):
@@ -101,13 +100,11 @@ class BayesLoraTrainerMixin(_Base):
             return result
         loss, outputs = result if return_outputs else (result, None)
         loss = _counted(loss, labels)
-        kl = find_holder(self.model).kl()
-        self._note(loss, kl)
-        holder, parts = find_holder(self.model), self._micro_batches(num_items_in_batch)
-        loss = loss + self.kl_weight / self._terms(labels, num_items_in_batch) * holder.kl_share(parts) * kl.total
-        if (penalty := holder.penalty()) is not None:
-            loss = loss + penalty / parts
-        return (loss, outputs) if return_outputs else loss
+        parts = self._micro_batches(num_items_in_batch)
+        weight = self.kl_weight / self._terms(labels, num_items_in_batch)
+        bound = elbo(find_holder(self.model), loss, weight, parts=parts)
+        self._note(loss, bound.kl)
+        return (bound.total, outputs) if return_outputs else bound.total
 
     def _aim(self) -> None:
         """Turn the posterior to where the loss of the first batches falls fastest, and leave no other trace."""
@@ -131,8 +128,7 @@ class BayesLoraTrainerMixin(_Base):
         if self.kl_scaling != "elbo" or labels is None:
             return 1.0
         if num_items_in_batch is None:
-            counted = (labels[..., 1:] if labels.ndim > 1 else labels) != IGNORED
-            return counted.sum().clamp(min=1) / len(labels)
+            return labels_per_example(labels)
         processes = self.args.world_size if self.args.average_tokens_across_devices else 1
         examples = self.args.train_batch_size * self.current_gradient_accumulation_steps * processes
         return torch.as_tensor(num_items_in_batch).clamp(min=1) / examples

@@ -9,6 +9,9 @@ Feasibility enters in one of two ways:
     pof  E[ gain ] · Π_j P(c_j ≤ 0)      outside, by the normal distribution; the gain is that over feasible trials
 
 As long as no trial is feasible there is no front to gain on, and Π_j P(c_j ≤ 0) alone is maximised.
+
+The gain is computed in logarithms, in BoTorch's smooth form (Ament et al. 2023): the same acquisition, whose slope does not
+vanish where the gain is tiny.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from typing import Literal
 import numpy as np
 import torch
 from botorch.acquisition import AcquisitionFunction
-from botorch.acquisition.multi_objective import qNoisyExpectedHypervolumeImprovement
+from botorch.acquisition.multi_objective.logei import qLogNoisyExpectedHypervolumeImprovement
 from botorch.acquisition.multi_objective.objective import IdentityMCMultiOutputObjective
 from botorch.exceptions.errors import ModelFittingError
 from botorch.fit import fit_gpytorch_mll
@@ -118,7 +121,7 @@ def acquisition(history: History, feasibility: Feasibility, seed: int) -> Acquis
         return FeasibilityOnly(outcomes, constraints)
     inside = feasibility == "mc" and constraints
     seen = gains[history.feasible[done]]
-    gain = qNoisyExpectedHypervolumeImprovement(
+    gain = qLogNoisyExpectedHypervolumeImprovement(
         outcomes,
         torch.as_tensor(-reference_point(-np.vstack([seen, expected_front(outcomes, x, objectives, constraints)]))),
         x[done if inside or not constraints else history.feasible],
@@ -169,9 +172,13 @@ class FeasibilityOnly(AcquisitionFunction):
     @t_batch_mode_transform()
     def forward(self, X: Tensor) -> Tensor:
         """``[B]`` for points ``[B, q, D]``."""
+        return self.logarithm(X).exp()
+
+    def logarithm(self, X: Tensor) -> Tensor:
+        """The same in logarithms."""
         posterior = self.model.posterior(X)
         mean, sd = (it[..., self.constraints] for it in (posterior.mean, posterior.variance.clamp_min(1e-12).sqrt()))
-        return torch.special.log_ndtr(-mean / sd).sum((-1, -2)).exp()
+        return torch.special.log_ndtr(-mean / sd).sum((-1, -2))
 
 
 @torch.no_grad()
@@ -183,9 +190,9 @@ def _as_expected(model: SingleTaskGP | ModelListGP, x: Tensor) -> SingleTaskGP |
 
 
 class FeasibilityWeighted(AcquisitionFunction):
-    """A gain times the probability of being feasible."""
+    """The logarithm of a gain times the probability of being feasible."""
 
-    def __init__(self, gain: qNoisyExpectedHypervolumeImprovement, feasibility: FeasibilityOnly) -> None:
+    def __init__(self, gain: qLogNoisyExpectedHypervolumeImprovement, feasibility: FeasibilityOnly) -> None:
         super().__init__(gain.model)
         self.gain, self.feasibility = gain, feasibility
         self.X_pending = None
@@ -198,7 +205,7 @@ class FeasibilityWeighted(AcquisitionFunction):
     @t_batch_mode_transform()
     def forward(self, X: Tensor) -> Tensor:
         """``[B]`` for points ``[B, q, D]``."""
-        return self.gain(X) * self.feasibility(X)
+        return self.gain(X) + self.feasibility.logarithm(X)
 
 
 def _fitted(x: Tensor, y: Tensor) -> SingleTaskGP:

@@ -27,14 +27,14 @@ import numpy as np
 from bayeslora.errors import InputError
 from bayeslora.methods import find_method
 from bayeslora.models.device import resolve_device
-from bayeslora.progress import Reporter, Silent
+from bayeslora.progress import Reporter
 from bayeslora.studies.plan import Job, Work
 from bayeslora.studies.pool import Executor, Outage, Settings, Worker, Workers
 from bayeslora.tasks import load_task
 from bayeslora.train.config import RunConfig, to_dict
 from bayeslora.train.directory import RunDirectory
 from bayeslora.train.errors import RunsFailed
-from bayeslora.train.run import Place, train
+from bayeslora.train.run import train
 from bayeslora.tuning.config import Tuning
 from bayeslora.tuning.constraints import BASELINE, outcomes_of
 from bayeslora.tuning.front import Floats
@@ -70,6 +70,7 @@ def tune(
     device: str = "auto",
     workers: int = 1,
     executor: Executor = "local",
+    trust_remote_code: bool = False,
     apply: bool = False,
     report: Reporter | None = None,
 ) -> Tuned:
@@ -82,11 +83,12 @@ def tune(
         device: as for :func:`bayeslora.load_model`.
         workers: runs side by side, in processes of their own.
         executor: where they are: on this machine, or on a Ray cluster.
+        trust_remote_code: run code that the base model's repository brings along.
         apply: train the chosen run and evaluate it on the test split.
         report: told how it goes.
     """
     if importlib.util.find_spec("botorch") is None:
-        raise InputError("tuning needs BoTorch, which is not installed; run: pip install 'bayeslora[bo]'")
+        raise InputError("tuning needs BoTorch, which is not installed; run: pip install botorch")
     if workers < 1:
         raise InputError(f"workers is {workers}; give at least 1")
     if out.exists() and not out.is_dir():
@@ -94,14 +96,14 @@ def tune(
     load_task(tuning.run.task, data_dir)
     space = Space(tuning.axes, replace(tuning.run, report_split="validation"))
     open_log(out / "trials.json", to_dict(tuning))  # another search is refused before anything is written
-    place = Place(data_dir=data_dir, device=device, report=report or Silent())
+    settings = Settings(data_dir, device, trust_remote_code=trust_remote_code)
+    place = settings.place(report)
     if any(axis.name == "weight_decay" for axis in tuning.axes) and not _decays(tuning.run):
         place.report.say(
             f"note: method {tuning.run.method!r} has no point estimates here, so weight_decay changes nothing"
         )
     with RunDirectory(out).locked():
         log = open_log(out / "trials.json", to_dict(tuning))
-        settings = Settings(data_dir, device)
         here = Worker(settings, place)
         search = _Search(tuning, space, out, log, here, place.report)
         with Workers(settings, workers, executor, here) as crew:

@@ -14,11 +14,13 @@ Log-probabilities are ``[N, O]``, an option that a question does not have is ``-
 """
 
 from bayeslora.predict.calibrate.calibration import Calibration
+from bayeslora.predict.calibrate.doubts import FEWEST, describe_doubts, require_enough
 from bayeslora.predict.calibrate.scale import CUTS, DEFAULT_SCALES, CutChoice, ScaleChoice, choose_cut, choose_scale
-from bayeslora.predict.calibrate.temperature import TEMPERATURES, apply_temperature, fit_temperature
+from bayeslora.predict.calibrate.temperature import PRIOR_SD, TEMPERATURES, apply_temperature, fit_temperature
 from bayeslora.predict.calibrate.threshold import (
     LEVELS,
     Threshold,
+    Unreached,
     choose_threshold,
     conformal_thresholds,
     describe_target,
@@ -27,17 +29,22 @@ from bayeslora.predict.calibrate.threshold import (
 __all__ = [
     "CUTS",
     "DEFAULT_SCALES",
+    "FEWEST",
     "LEVELS",
+    "PRIOR_SD",
     "TEMPERATURES",
     "Calibration",
     "CutChoice",
     "ScaleChoice",
     "Threshold",
+    "Unreached",
     "apply_temperature",
     "choose_cut",
     "choose_scale",
     "choose_threshold",
     "conformal_thresholds",
+    "describe_doubts",
     "describe_target",
     "fit_temperature",
+    "require_enough",
 ]

@@ -33,6 +33,8 @@ class Calibration:
         threshold: the least largest probability at which one still answers; none answers always.
         target: what the threshold was chosen for, in words.
         conformal: by level, such as ``"0.9"``, how far below 1 the probability of an option in a prediction set may be.
+        questions: number of questions it was chosen on.
+        warnings: what makes it doubtful, one sentence each.
         samples: number of draws averaged while choosing.
         task: name of the task it was chosen on.
         split: the split of that task.
@@ -46,6 +48,8 @@ class Calibration:
     threshold: float | None = None
     target: str | None = None
     conformal: dict[str, float] = field(default_factory=dict)
+    questions: int | None = None
+    warnings: tuple[str, ...] = ()
     samples: int | None = None
     task: str | None = None
     split: str | None = None
@@ -57,8 +61,12 @@ class Calibration:
         check_positive(self.posterior_scale, "posterior_scale")
         if self.threshold is not None:
             check_positive(self.threshold, "threshold", most=1 + ROW_SUM_TOLERANCE)
-        if self.samples is not None and (type(self.samples) is not int or self.samples < 1):
-            raise InputError(f"samples is {self.samples!r}; give a whole number of at least 1, or none")
+        for name in ("samples", "questions"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise InputError(f"{name} is {value!r}; give a whole number of at least 1, or none")
+        if not isinstance(self.warnings, tuple) or not all(isinstance(it, str) for it in self.warnings):
+            raise InputError(f"warnings is {self.warnings!r}; give a list of sentences")
         for name in ("target", "task", "split"):
             _check_text(getattr(self, name), name)
         check_depth(self.draw_layers, "draw_layers")
@@ -87,7 +95,12 @@ class Calibration:
             raise InputError("there are no prediction sets without calibration; run bayeslora calibrate first")
         key = f"{level:g}"
         if key not in self.conformal:
-            raise InputError(f"level is {level:g}; prediction sets were calibrated for {', '.join(self.conformal)}")
+            why = ""
+            if 0 < level < 1 and self.questions is not None and level > self.questions / (self.questions + 1):
+                why = f", as {level:g} takes more than {self.questions} questions to calibrate on"
+            raise InputError(
+                f"level is {level:g}; prediction sets were calibrated for {', '.join(self.conformal)}{why}"
+            )
         return key
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -137,4 +150,6 @@ def _parse(text: str, known: list[str]) -> dict[str, Any]:
     for name in content:
         if name not in known:
             raise InputError(f"unknown field {name!r}{did_you_mean(name, known)}; known are {', '.join(known)}")
+    if isinstance(content.get("warnings"), list):
+        content["warnings"] = tuple(content["warnings"])
     return content

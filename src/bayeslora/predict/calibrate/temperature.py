@@ -24,12 +24,21 @@ LogProbabilities = NDArray[np.float64]
 TEMPERATURES = (0.05, 20.0)
 """Least and greatest temperature: where the data ask for none at all (every answer right) or an infinite one."""
 
+PRIOR_SD = math.log(2.0)
+"""Standard deviation of ``log T`` before any data are seen, for calibration: a factor of two either way is nothing unusual. A few
+questions move it little, and hundreds decide alone."""
+
+_GRID = 241
+"""Temperatures at which the NLL with a prior is looked at first: it may have more than one minimum."""
+
 _HALVINGS = 50
 """Narrow the range of ``log T`` down to 5e-15."""
 
 
-def fit_temperature(log_probabilities: ArrayLike, labels: ArrayLike) -> float:
+def fit_temperature(log_probabilities: ArrayLike, labels: ArrayLike, prior_sd: float = math.inf) -> float:
     """The temperature ``T`` in :data:`TEMPERATURES` of least mean NLL of ``softmax(log p / T)``.
+
+    With a ``prior_sd`` it is that of least ``Σ NLL + ½ (log T / sd)²``: the most probable one if ``log T ~ N(0, sd²)``.
 
     The NLL is convex in ``β = 1/T`` and its slope is ``mean(E_β[log p] − log p_y)``: the slope's only change of sign
     is found by bisection. A result at either end says that the data do not determine it: a few questions that are all
@@ -40,6 +49,8 @@ def fit_temperature(log_probabilities: ArrayLike, labels: ArrayLike) -> float:
     if not np.any(np.isfinite(centred) & (centred < 0)):
         return 1.0
     least, greatest = TEMPERATURES
+    if math.isfinite(prior_sd):
+        return _most_probable(centred, y, prior_sd)
     if _slope(centred, y, 1 / least) <= 0:
         return least
     if _slope(centred, y, 1 / greatest) >= 0:
@@ -51,6 +62,23 @@ def apply_temperature(log_probabilities: ArrayLike, temperature: float) -> LogPr
     """``log softmax(log p / T)`` over the options present; the order of the options stays as it was."""
     check_positive(temperature, "temperature")
     return normalised(_centred(log_probabilities, "log_probabilities") / temperature)
+
+
+def _most_probable(centred: LogProbabilities, labels: IntArray, prior_sd: float) -> float:
+    check_positive(prior_sd, "prior_sd")
+    rows = np.arange(len(labels))
+
+    def loss(log_t: float) -> float:
+        nll = -normalised(centred / math.exp(log_t))[rows, labels].sum()
+        return float(nll + 0.5 * (log_t / prior_sd) ** 2)
+
+    def too_cold(temperature: float) -> bool:
+        beta = 1.0 / temperature
+        return math.log(temperature) / prior_sd**2 < len(labels) * beta * _slope(centred, labels, beta)
+
+    grid = np.linspace(math.log(TEMPERATURES[0]), math.log(TEMPERATURES[1]), _GRID)
+    best = int(np.argmin([loss(log_t) for log_t in grid]))
+    return _bisect(too_cold, math.exp(grid[max(best - 1, 0)]), math.exp(grid[min(best + 1, _GRID - 1)]))
 
 
 def _bisect(too_cold: Callable[[float], bool], low: float, high: float) -> float:

@@ -20,6 +20,10 @@ LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
 """Levels that prediction sets are calibrated for."""
 
 
+class Unreached(InputError):
+    """No threshold gives what was asked for; the message says what one can give."""
+
+
 @dataclass(frozen=True)
 class Threshold:
     """When to answer, and what that gave on the data it was chosen on.
@@ -40,11 +44,12 @@ class Threshold:
 def conformal_thresholds(
     probabilities: ArrayLike, labels: ArrayLike, levels: Iterable[float] = LEVELS
 ) -> dict[str, float]:
-    """Thresholds of :func:`bayeslora.metrics.conformal_threshold` by level.
+    """Thresholds of :func:`bayeslora.metrics.conformal_threshold` by level, without the levels that take more rows than these.
 
-    At most 1, with which every option is in the set: what too few rows for a level amount to.
+    Of ``n`` rows at most ``n / (n + 1)`` can be promised: beyond that, every set would have to hold every option.
     """
-    return {f"{level:g}": min(1.0, conformal_threshold(probabilities, labels, level)) for level in levels}
+    found = {f"{level:g}": conformal_threshold(probabilities, labels, level) for level in levels}
+    return {level: min(1.0, threshold) for level, threshold in found.items() if math.isfinite(threshold)}
 
 
 def choose_threshold(
@@ -77,7 +82,7 @@ def choose_threshold(
         assert coverage is not None
         threshold = threshold_for_coverage(confidence, coverage)
     if math.isinf(threshold):
-        raise InputError(f"an {target} is not reached: {_least_error(confidence, correct)}; ask for that or more")
+        raise Unreached(f"an {target} is not reached: {_least_error(confidence, correct)}; ask for that or more")
     answered = confidence >= threshold
     return Threshold(threshold, float(answered.mean()), float((~correct[answered]).mean()), target)
 

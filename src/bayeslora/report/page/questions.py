@@ -19,6 +19,9 @@ from bayeslora.report.panel import COLUMN
 from bayeslora.report.selective import draw_risk_coverage
 from bayeslora.train.directory import RunDirectory
 
+FEWEST_OF_EACH = 10
+"""Right and wrong answers without which an AUROC is a matter of luck."""
+
 
 @dataclass(frozen=True, eq=False)
 class Answers:
@@ -112,10 +115,11 @@ def answer_drawings(answers: Answers) -> list[Drawing]:
 
 def _epistemic(answers: Answers) -> Drawing:
     wrong = ~answers.correct
-    told = ""
-    if 0 < wrong.sum() < len(wrong):
+    counts = f"{wrong.sum()} wrong and {answers.correct.sum()} right answers"
+    told = f" {counts} are too few to say how well it tells them apart."
+    if min(wrong.sum(), answers.correct.sum()) >= FEWEST_OF_EACH:
         auroc = metrics.auroc(answers.epistemic, wrong)
-        told = f" It tells wrong answers from right ones with an AUROC of {auroc:.3f} (0.5: not at all)."
+        told = f" It tells {counts} apart with an AUROC of {auroc:.3f} (0.5: not at all)."
     return Drawing(
         "epistemic",
         draw_epistemic(answers.epistemic, answers.correct),

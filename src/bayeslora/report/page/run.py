@@ -116,6 +116,7 @@ class _Run:
             "target": found.target,
             "draws while choosing": found.samples,
             "chosen on": f"{found.task}, {found.split} split" if found.task else "validation data",
+            "questions": found.questions,
         }
         sets = {f"level {level}": f"probability ≥ {1 - score:.4f}" for level, score in found.conformal.items()}
         groups = [facts("chosen after training", chosen)] + ([facts("prediction sets", sets)] if sets else [])
@@ -125,6 +126,7 @@ class _Run:
             caption = "On the data it was chosen on, where it looks better than it is."
             blocks.append(Plain("calibration", ["metric", "before", "after"], rows, caption, frozenset({1, 2})))
             blocks.append(Note("The figures above are of the run as it was trained, before this calibration."))
+        blocks += [Note(f"{warning[:1].upper()}{warning[1:]}.") for warning in found.warnings]
         return Section("Calibration", blocks)
 
     def _all_metrics(self) -> Section:

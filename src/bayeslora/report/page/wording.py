@@ -20,7 +20,7 @@ MEANINGS = {
     "aurc": "area under the risk-coverage curve: less is better",
     "confidence": "mean of the largest probability",
     "entropy": "mean entropy of the prediction, in nats",
-    "epistemic": "the part of it that is uncertainty in the weights, in nats",
+    "epistemic": "the part of it that lies between the draws of the weights, in nats; little of it does not make an answer right",
     "distance_to_truth": "mean distance from the true probabilities, which this task knows",
     "truth_entropy": "entropy of the true probabilities: the least NLL that can be expected of anybody",
     "answered": "share of problems with an answer in a box",

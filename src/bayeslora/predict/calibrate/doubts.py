@@ -1,0 +1,50 @@
+"""What makes a calibration doubtful: too few questions, or a choice at the end of what was tried."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from bayeslora.errors import InputError
+from bayeslora.predict.calibrate.calibration import Calibration
+from bayeslora.predict.calibrate.scale import DEFAULT_SCALES
+from bayeslora.predict.calibrate.temperature import TEMPERATURES
+from bayeslora.predict.calibrate.threshold import LEVELS
+
+FEWEST = 10
+"""Questions without which nothing is chosen: a prediction set that holds the right answer in nine of ten takes nine to choose."""
+
+ENOUGH = 100
+"""Questions from which on a temperature is known to about a tenth, and nothing is said of their number."""
+
+
+def require_enough(questions: int, where: str) -> None:
+    """Refuse to calibrate on a handful of questions."""
+    if questions < FEWEST:
+        raise InputError(
+            f"{where}: has {questions} questions to calibrate on, and it takes at least {FEWEST}; give more, with --task and "
+            "--split if need be"
+        )
+
+
+def describe_doubts(found: Calibration) -> tuple[str, ...]:
+    """What to know before a calibration is relied on, one sentence each."""
+    doubts = []
+    if found.questions is not None and found.questions < ENOUGH:
+        doubts.append(
+            f"it was chosen on {found.questions} questions only, and may be far off on others; {ENOUGH} or more are better"
+        )
+    if missing := [f"{level:g}" for level in LEVELS if f"{level:g}" not in found.conformal]:
+        doubts.append(f"there are no prediction sets of level {' and '.join(missing)}, which take more questions")
+    if _at_an_end(found.temperature, TEMPERATURES):
+        doubts.append(
+            f"the temperature {found.temperature:g} is at the end of what was searched: answers are no better than guesses, or "
+            "all of them are right"
+        )
+    if _at_an_end(found.posterior_scale, DEFAULT_SCALES):
+        doubts.append(f"the posterior scale {found.posterior_scale:g} is at the end of those tried")
+    return tuple(doubts)
+
+
+def _at_an_end(value: float, tried: Sequence[float]) -> bool:
+    return any(math.isclose(value, end, rel_tol=0.01) for end in (min(tried), max(tried)))
