@@ -1,13 +1,36 @@
 """Fixtures shared by all tests. Nothing here reaches a network."""
 
+from __future__ import annotations
+
 import os
+import shutil
 import socket
+import tempfile
 
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+_HOME = "BAYESLORA_TEST_HOME"
+"""Where the processes of a test run find what was made for all of them: a tiny model, and runs of it (see train/tiny.py)."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make that directory, once."""
+    if _HOME not in os.environ:
+        config.stash[_OWN] = os.environ[_HOME] = tempfile.mkdtemp(prefix="bayeslora-tests-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove it, if it is this process's."""
+    if own := config.stash.get(_OWN, None):
+        del os.environ[_HOME]
+        shutil.rmtree(own, ignore_errors=True)
+
+
+_OWN = pytest.StashKey[str]()
 
 
 @pytest.fixture

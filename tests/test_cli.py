@@ -184,3 +184,42 @@ def test_tasks(capsys: pytest.CaptureFixture[str]) -> None:
     assert _main("tasks", "--json") == 0
     rows = json.loads(capsys.readouterr().out)
     assert {row["name"] for row in rows} == set(TASKS) and all(row["description"] for row in rows)
+
+
+@pytest.mark.parametrize("verb", ["train", "predict", "evaluate", "export", "compare"])
+def test_a_name_that_is_no_text_is_refused_in_one_line(verb, capsys):
+    """As Python gives the bytes of a file's name that are not UTF-8."""
+    assert cli._run([verb, os.fsdecode(b"bad\xffname")]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err == "bayeslora: bad\ufffdname: is not UTF-8; rename it\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other file systems take no such names")
+def test_so_is_a_working_directory(tmp_path, monkeypatch, capsys):
+    place = tmp_path / os.fsdecode(b"bad\xffname")
+    place.mkdir()
+    monkeypatch.chdir(place)
+    assert cli._run(["tasks"]) == 2
+    assert "is not UTF-8; rename it" in capsys.readouterr().err
+
+
+def test_more_draws_than_memory_can_hold_are_refused_before_anything_is_loaded(tmp_path, capsys):
+    words = ["predict", str(tmp_path / "no run"), "--question", "a", "--choice", "b", "--choice", "c"]
+    assert cli._run([*words, "--samples", "1000000000"]) == 2
+    assert (
+        "samples is 1000000000; give 0 for the posterior mean, or a number of draws up to 1024"
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")]
+)
+def test_memory_that_runs_out_is_one_line(error, monkeypatch, capsys):
+    def fail(self):
+        raise error
+
+    monkeypatch.setattr(cli.Tasks, "run", fail)
+    assert cli._run(["tasks"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("bayeslora: out of memory") and err.count("\n") == 1

@@ -344,6 +344,7 @@ def test_a_tracker_that_is_not_installed_is_refused_with_what_to_do(
 # Output ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.system
 def test_a_process_of_its_own_is_quiet_and_speaks_json(tmp_path: Path) -> None:
     """Warnings and progress of all libraries included."""
     command = [sys.executable, "-m", "bayeslora", *options(tmp_path / "run", "--json")]
@@ -409,7 +410,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     monkeypatch.setattr(study, "load_model", load_tiny)
     monkeypatch.setattr(study, "quickstart_config", config)
-    monkeypatch.setitem(TASKS, "urns", lambda data_dir: urns_task(sizes={"train": 8, "validation": 5, "test": 9}))
+    monkeypatch.setitem(TASKS, "urns", lambda data_dir: urns_task(sizes={"train": 8, "validation": 10, "test": 9}))
     with without_intervals():
         yield names
 
@@ -422,7 +423,7 @@ def test_quickstart_compares_both_methods_on_one_model(
     monkeypatch.setattr(TrunkScorer, "_fill", lambda self, items: (filled.append(len(items)), fill(self, items)))
     done = study.quickstart(tmp_path, report=PlainLines())
     assert loads == ["smollm2"]
-    assert sum(filled) == 8 + 5 + 9  # once for both methods, all epochs and all draws
+    assert sum(filled) == 8 + 10 + 9  # once for both methods, all epochs and all draws
     assert list(done.results) == ["lora", "bayesian-lora"]
     assert done.figure.read_bytes().startswith(b"\x89PNG") and done.figure.parent == tmp_path
     for method, result in done.results.items():

@@ -48,7 +48,7 @@ def commands(page: Path) -> Iterator[list[str]]:
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with questions in it."""
-    write_lines(tmp_path / "questions.jsonl", [tiny.question(k) for k in range(40)])
+    write_lines(tmp_path / "questions.jsonl", [tiny.question(k) for k in range(80)])
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from bayeslora import files
 from bayeslora.errors import InputError
-from bayeslora.files import new_directory, replacing, tensor_failures, write_json
+from bayeslora.files import new_directory, replacing, replacing_directory, tensor_failures, write_json
 from bayeslora.progress import PlainLines, Silent, reporter
 
 
@@ -60,6 +61,53 @@ def test_what_an_earlier_process_left_is_written_over(tmp_path):
     with replacing(tmp_path / "a.txt") as partial:
         partial.write_text("new")
     assert (tmp_path / "a.txt").read_text() == "new" and names(tmp_path) == ["a.txt"]
+
+
+def test_a_link_that_somebody_has_planted_is_not_followed(tmp_path):
+    """Names of what is written beside a place can be guessed, and the place may be open to others."""
+    target = tmp_path / "of somebody else"
+    target.write_text("precious")
+    (tmp_path / "a.json.partial").symlink_to(target)
+    write_json(tmp_path / "a.json", {"b": 1})
+    assert target.read_text() == "precious" and not (tmp_path / "a.json").is_symlink()
+    assert json.loads((tmp_path / "a.json").read_text()) == {"b": 1}
+
+
+@pytest.mark.parametrize("made", ["replaced", "new"])
+def test_nor_is_a_link_to_a_directory(tmp_path, made):
+    target = tmp_path / "of somebody else"
+    target.mkdir()
+    (target / "precious").touch()
+    (tmp_path / ("d.partial" if made == "replaced" else ".d.partial")).symlink_to(target)
+    with (replacing_directory if made == "replaced" else new_directory)(tmp_path / "d") as partial:
+        (partial / "own").touch()
+    assert names(target) == ["precious"] and names(tmp_path / "d") == ["own"]
+
+
+def test_a_directory_is_replaced_when_the_block_ends(tmp_path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "old").touch()
+    (tmp_path / "d.partial").mkdir()
+    (tmp_path / "d.partial" / "of a killed process").touch()
+    with replacing_directory(tmp_path / "d") as partial:
+        (partial / "new").touch()
+        assert names(tmp_path / "d") == ["old"]
+    assert names(tmp_path / "d") == ["new"] and names(tmp_path) == ["d"]
+
+
+def test_a_file_that_appears_while_the_name_is_free_is_not_written_into(tmp_path, monkeypatch):
+    target = tmp_path / "of somebody else"
+    target.write_text("precious")
+    remove = files._remove
+
+    def slow(path):
+        remove(path)
+        path.symlink_to(target)
+
+    monkeypatch.setattr(files, "_remove", slow)
+    with pytest.raises(FileExistsError):
+        write_json(tmp_path / "a.json", {"b": 1})
+    assert target.read_text() == "precious"
 
 
 def test_a_block_that_writes_nothing_is_an_error_and_not_an_empty_file(tmp_path):

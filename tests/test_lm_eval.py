@@ -30,6 +30,8 @@ from lm_eval.models.huggingface import HFLM
 from bayeslora.lm_eval import BayesLoraLM
 from bayeslora.lm_eval.__main__ import main
 
+pytestmark = pytest.mark.system
+
 SEED = 7
 DRAWS = 3
 PAIRS = [
@@ -397,4 +399,4 @@ def test_mistakes_are_one_line_and_exit_code_two(adapter, task, monkeypatch, cap
 def test_a_missing_harness_is_one_line_with_the_command_that_installs_it(monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, line = complaint(monkeypatch, capsys, ["ls", "tasks"])
-    assert code == 2 and line.endswith("run: pip install 'bayeslora[eval]'")
+    assert code == 2 and line.endswith("run: pip install 'lm-eval<0.5'")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bayeslora import find_holder
 from bayeslora.bench.config import LORA, BenchConfig, parse_batch
 from bayeslora.bench.measures import MEASURES, TrainStep, count_operators, saved_bytes
 from bayeslora.bench.questions import harness, ours, random_questions
@@ -39,6 +40,7 @@ def test_ratios_are_taken_round_by_round() -> None:
     ours, theirs = Timing((2.0, 6.0, 30.0)), Timing((1.0, 2.0, 10.0))
     assert ours.median == 6.0
     assert ours.ratio_to(theirs) == (3.0, 2.5, 3.0)
+    assert Timing((30.0, 2.0, 6.0)).ratio_to(Timing((10.0, 1.0, 2.0))) == (3.0, 2.5, 3.0)  # in whatever order
     assert Timing((3.0,)).ratio_to(Timing((2.0,))) == (1.5, 1.5, 1.5)
 
 
@@ -162,6 +164,18 @@ def test_operators_of_a_draw_do_not_grow_with_the_layers() -> None:
         counts.append([row["figures"]["operators"] for row in found.record["rows"]])
     assert counts[0] == counts[1]
     assert count_operators(lambda: torch.ones(3) + torch.ones(3).view(3, 1)) == 3
+
+
+def test_a_step_has_the_kl_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, asked = subjects(), []
+    for name in (LORA, "bayesian-lora"):
+        model = made.make(name).train()
+        if name != LORA:
+            holder = find_holder(model)
+            kl = holder.kl
+            monkeypatch.setattr(holder, "kl", lambda kl=kl: asked.append(1) or kl())
+        TrainStep(model, made.tokens(2, 8), name != LORA)()
+    assert len(asked) == 1
 
 
 def test_training_keeps_no_more_than_stock_lora_but_for_the_draw() -> None:

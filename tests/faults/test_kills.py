@@ -12,6 +12,8 @@ import pytest
 from faults.commands import COMMANDS, Sources, require_whole
 from faults.processes import Forked
 
+pytestmark = pytest.mark.system
+
 KILLS = int(os.environ.get("KILLS", "1"))
 
 

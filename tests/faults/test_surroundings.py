@@ -15,6 +15,8 @@ import pytest
 from faults.commands import COMMANDS, Sources, require_whole
 from faults.processes import Forked
 
+pytestmark = pytest.mark.system
+
 ALL = pytest.mark.parametrize("verb", COMMANDS)
 
 

@@ -17,6 +17,8 @@ from safetensors.torch import load_file, save_file
 from fuzz.outcomes import fuzzed, names, require_clear, run
 from train.tiny import bayeslora, options
 
+pytestmark = pytest.mark.system
+
 FILES = (
     "config.json",
     "result.json",

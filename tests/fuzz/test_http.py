@@ -23,6 +23,8 @@ from serve.conftest import TEMPLATE
 from serve.live import live
 from train.tiny import bayeslora, options
 
+pytestmark = pytest.mark.system
+
 CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance]
 
 

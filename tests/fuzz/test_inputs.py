@@ -16,6 +16,8 @@ from fuzz.outcomes import fuzzed, names, require_clear, run
 from fuzz.test_adapters import json_values
 from train.tiny import bayeslora, model_directory, options, question, task_directory, write_task
 
+pytestmark = pytest.mark.system
+
 SETTINGS = sorted(flatten(to_dict(RunConfig(model="", task=""))))
 words = (
     st.text(max_size=10)

@@ -45,6 +45,7 @@ def test_interval_is_made_of_the_resamples_of_the_seed() -> None:
     assert (result.low, result.high) == pytest.approx((values[9], values[189]), rel=1e-12)
 
 
+@pytest.mark.system
 def test_interval_contains_the_truth_as_often_as_it_says() -> None:
     """Bernoulli accuracy of 0.7 on 200 rows: the percentile interval at 95 % covers about 94 %."""
     rng, hits, runs = np.random.default_rng(0), 0, 300
@@ -125,6 +126,7 @@ def test_probabilities_of_zero_are_still_infinite_where_they_are_drawn() -> None
         paired_bootstrap(nll, probs, probs, labels, resamples=100)
 
 
+@pytest.mark.system
 def test_p_value_is_about_uniform_if_models_are_equally_good() -> None:
     """Both models guess at random; the metric is the mean probability of the label."""
     rng, p_values = np.random.default_rng(0), []

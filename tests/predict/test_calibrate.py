@@ -14,13 +14,20 @@ from bayeslora.errors import InputError
 from bayeslora.metrics import nll
 from bayeslora.predict.calibrate import (
     DEFAULT_SCALES,
+    FEWEST,
+    LEVELS,
+    PRIOR_SD,
     TEMPERATURES,
     Calibration,
     apply_temperature,
     choose_scale,
     choose_threshold,
+    conformal_thresholds,
+    describe_doubts,
     fit_temperature,
+    require_enough,
 )
+from bayeslora.predict.calibrate.doubts import ENOUGH
 from metrics.cases import classifications, draw_labels, quick, random_case, softmax
 
 COMPLETE = Calibration(
@@ -296,6 +303,9 @@ def test_an_error_rate_out_of_reach_names_the_least():
     with pytest.raises(InputError, match=r"at most 0.1 is not reached: the least is 0.3334, answering 75.0% of 4"):
         choose_threshold(probs, labels, error_rate=0.1)
     assert choose_threshold(probs, labels, error_rate=0.3334).coverage == 0.75
+    probs = np.array([[0.9, 0.1]] * 2 + [[0.6, 0.4]] * 2)
+    with pytest.raises(InputError, match=r"the least is 0.5, answering 100.0% of 4"):  # and not the surest half only
+        choose_threshold(probs, [0, 1, 0, 1], error_rate=0.1)
 
 
 @pytest.mark.parametrize("targets", [{}, {"error_rate": 0.1, "coverage": 0.5}])
@@ -434,3 +444,61 @@ def test_the_file_is_for_people_too(tmp_path):
     content = json.loads(path.read_text())
     assert content["temperature"] == 1.75 and content["before"]["nll"] == 1.0 / 3.0
     assert path.read_text().count("\n") > 9
+
+
+# Few questions --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prior_sd", [0.3, math.log(2), 2.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_with_a_prior_it_is_the_most_probable_temperature(seed, prior_sd):
+    rng = np.random.default_rng(seed)
+    log_p = np.log(rng.dirichlet(np.full(4, 0.3), 12))
+    labels = rng.integers(4, size=12)
+
+    def loss(log_t):
+        return 12 * scaled_nll(log_p, labels, math.exp(log_t)) + 0.5 * (log_t / prior_sd) ** 2
+
+    grid = np.linspace(math.log(0.05), math.log(20), 4001)
+    best = grid[np.argmin([loss(it) for it in grid])]
+    assert math.log(fit_temperature(log_p, labels, prior_sd)) == pytest.approx(best, abs=2 * (grid[1] - grid[0]))
+
+
+def test_a_prior_holds_few_questions_and_gives_way_to_many():
+    """Eight wrong answers, all sure: by themselves they ask for the end of the search."""
+    log_p = np.log([[0.99, 0.01]] * 8)
+    wrong = [1] * 8
+    assert fit_temperature(log_p, wrong) == TEMPERATURES[1]
+    assert 2 < fit_temperature(log_p, wrong, PRIOR_SD) < 12
+    rng = np.random.default_rng(0)
+    many = np.log(rng.dirichlet(np.ones(3), 4000))
+    labels = [rng.choice(3, p=np.exp(row)) for row in many]
+    assert fit_temperature(many, labels, PRIOR_SD) == pytest.approx(fit_temperature(many, labels), rel=0.01)
+    with pytest.raises(InputError, match="prior_sd is 0"):
+        fit_temperature(many, labels, 0.0)
+
+
+def test_doubts_are_told():
+    assert describe_doubts(Calibration(questions=500, conformal={f"{level:g}": 0.5 for level in LEVELS})) == ()
+    found = describe_doubts(
+        Calibration(questions=30, temperature=20.0, posterior_scale=4.0, conformal={"0.5": 0.3, "0.8": 0.5, "0.9": 0.6})
+    )
+    assert [line.split(" ")[1] for line in found] == ["was", "are", "temperature", "posterior"]
+    assert "30 questions only" in found[0] and "0.95 and 0.99" in found[1] and "20 is at the end" in found[2]
+    every = {f"{level:g}": 0.5 for level in LEVELS}
+    other = describe_doubts(Calibration(questions=ENOUGH, temperature=0.05, posterior_scale=0.25, conformal=every))
+    assert [line.split(" ")[1] for line in other] == ["temperature", "posterior"]
+    (few,) = describe_doubts(Calibration(questions=ENOUGH - 1, temperature=0.06, posterior_scale=0.3, conformal=every))
+    assert "99 questions only" in few
+
+
+@pytest.mark.parametrize("count, levels", [(9, ["0.5", "0.8", "0.9"]), (19, ["0.5", "0.8", "0.9", "0.95"]), (99, None)])
+def test_levels_that_the_questions_cannot_promise_are_left_out(count, levels):
+    probabilities = np.full((count, 2), 0.5)
+    assert list(conformal_thresholds(probabilities, [0] * count)) == (levels or [f"{level:g}" for level in LEVELS])
+
+
+def test_a_handful_of_questions_is_not_enough():
+    require_enough(FEWEST, "mine, validation")
+    with pytest.raises(InputError, match="mine, validation: has 9 questions to calibrate on, and it takes at least 10"):
+        require_enough(FEWEST - 1, "mine, validation")

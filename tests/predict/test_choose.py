@@ -37,6 +37,8 @@ def test_round_off_is_no_difference_and_all_else_is():
     assert choose([0.5, 0.5 + 1e-7], [-9.0, -9.0 - 1e-6], ["b", "a"]) == 1
     assert choose([0.5, 0.5 + 1e-5], [0.0, -9.0], ["a", "b"]) == 1
     assert choose([0.5, 0.5], [-9.0, -8.999], ["a", "b"]) == 1
+    assert choose([0.5, 0.5], [-300.0001, -300.0], ["a", "b"]) == 0  # sums of many tokens round by more
+    assert choose([0.5, 0.5], [-300.01, -300.0], ["a", "b"]) == 1
 
 
 def test_options_that_a_question_lacks_are_never_taken():

@@ -207,10 +207,37 @@ def test_probit_is_its_formula_and_one_row():
     assert len(scores.log_probabilities) == len(scores.totals) == 1
     for row, item in enumerate(items):
         log_p, covariance = dense_moments(model, posterior, item)
-        want = (log_p / (1 + math.pi / 8 * covariance.diag()).sqrt()).softmax(-1)
+        options = range(len(log_p))
+        spread = [[covariance[k, k] + covariance[j, j] - 2 * covariance[k, j] for j in options] for k in options]
+        sums = [
+            sum(math.exp((log_p[j] - log_p[k]) / math.sqrt(1 + math.pi / 8 * spread[k][j])) for j in options)
+            for k in options
+        ]
+        want = torch.tensor([1 / it for it in sums], dtype=torch.float64)
+        want /= want.sum()
         torch.testing.assert_close(scores.log_probabilities[0, row, : len(want)].exp(), want, atol=1e-5, rtol=1e-5)
     mean, zero = torch.tensor([[-1.0, -torch.inf]]), torch.zeros(1, 2, 2)
     assert probit(mean, zero).tolist() == [[0.0, -torch.inf]]
+
+
+@pytest.mark.parametrize("options", [2, 3, 5])
+def test_probit_sees_differences_of_scores_alone(options):
+    """A constant added to all scores changes no probability, nor does noise that all scores share."""
+    generator = torch.Generator().manual_seed(options)
+    mean = torch.randn(4, options, generator=generator, dtype=torch.float64)
+    root = torch.randn(4, options, options, generator=generator, dtype=torch.float64)
+    covariance = root @ root.mT
+    found = probit(mean, covariance)
+    torch.testing.assert_close(probit(mean - 7.5, covariance), found)
+    torch.testing.assert_close(probit(mean, covariance + 3.0), found)
+    torch.testing.assert_close(probit(mean, torch.full_like(covariance, 2.0)), mean.log_softmax(-1))
+    assert (found.max(-1).values < mean.log_softmax(-1).max(-1).values).all()
+
+
+def test_probit_of_two_options_is_mackays_formula():
+    mean, covariance = torch.tensor([[0.3, -0.9]]), torch.tensor([[[2.0, 0.5], [0.5, 1.0]]])
+    want = torch.sigmoid(torch.tensor(1.2) / math.sqrt(1 + math.pi / 8 * (2.0 + 1.0 - 2 * 0.5)))
+    torch.testing.assert_close(probit(mean, covariance)[0].exp(), torch.stack([want, 1 - want]))
 
 
 def test_shapes_totals_and_numbers_of_draws():

@@ -45,13 +45,15 @@ def test_otherwise_its_largest_directions_are_kept(monkeypatch, exact, count, si
     monkeypatch.setattr(low_rank, "EXACT", exact)
     lengths = 0.8 ** torch.arange(size)
     rows = vectors(count, size) * lengths
-    whole = rows.mT @ rows
+    whole = rows.double().mT @ rows.double()
     want = torch.linalg.eigvalsh(whole).flip(0)[:5]
-    streamed = summed(rows, 5, 20)
+    streamed = summed(rows, 5, 20).double()
     torch.testing.assert_close(torch.linalg.eigvalsh(streamed).flip(0)[:5], want, rtol=0.02, atol=0)
     rest = torch.linalg.eigvalsh(whole - streamed)
     assert rest.min() > -1e-4 * want[0]  # never more than the sum
-    torch.testing.assert_close(torch.linalg.eigvalsh(summed(rows, 5, count)).flip(0)[:5], want, rtol=1e-3, atol=0)
+    torch.testing.assert_close(
+        torch.linalg.eigvalsh(summed(rows, 5, count).double()).flip(0)[:5], want, rtol=1e-3, atol=0
+    )
 
 
 def test_what_is_spare_is_kept_until_the_end():

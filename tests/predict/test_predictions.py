@@ -16,7 +16,7 @@ from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.predictions import INTERVALS, Predictions, main_metrics, read_epistemic, read_predictions
 from bayeslora.predict.predictor import Predictor
-from bayeslora.predict.scorer import Scorer
+from bayeslora.predict.scorer import DrawScores, Scorer
 from bayeslora.tasks import EncodedItem, Item, Prompt
 from predict.test_options import questions
 
@@ -270,3 +270,18 @@ def test_no_questions_are_refused():
     predictor, *_ = predictor_and_items()
     with pytest.raises(InputError, match="no questions to predict"):
         predictor([])
+
+
+def test_ties_are_broken_by_the_totals_of_all_draws_and_not_of_one(monkeypatch):
+    """Equal probabilities under both draws; of the totals the first draw prefers one option and the average the other."""
+    predictor, items, encoded = predictor_and_items(samples=2)
+    options = max(len(item.options) for item in items)
+    log_p = torch.full((2, len(items), options), -torch.inf, dtype=torch.float64)
+    totals = log_p.clone()
+    for row, item in enumerate(items):
+        log_p[:, row, : len(item.options)] = -float(np.log(len(item.options)))
+        totals[:, row, : len(item.options)] = -50.0
+    totals[0, :, :2] = torch.tensor([-3.0, -4.0], dtype=torch.float64)
+    totals[1, :, :2] = torch.tensor([-9.0, -2.0], dtype=torch.float64)
+    monkeypatch.setattr(Predictor, "score", lambda *args: DrawScores(log_p, totals))
+    assert predictor(items, encoded).choices.tolist() == [1] * len(items)

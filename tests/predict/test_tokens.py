@@ -82,6 +82,15 @@ def test_distributions_are_those_of_one_text_at_a_time(model, samples, batch_tok
     assert sorted(seen) == list(range(len(given)))
 
 
+@pytest.mark.parametrize("samples", [0, SAMPLES])
+def test_learnt_positions_do_not_count_the_padding_before_a_prompt(samples):
+    model, given = adapted("gpt2", posterior="meanfield"), texts()
+    want = dense(model, given, samples)
+    (part,) = predicted(model, given, samples=samples, batch_tokens=10_000)
+    wanted = torch.cat([want[row] for row in part.rows])
+    torch.testing.assert_close(part.log_probabilities.exp().double(), wanted, atol=1e-5, rtol=1e-4)
+
+
 def test_draws_are_one_network_each_for_all_texts_and_differ(model):
     given = texts()
     one, two = (predicted(model, given, seed=seed, batch_tokens=10**6)[0] for seed in (5, 6))
@@ -225,6 +234,8 @@ def test_a_predictor_fits_and_applies_the_temperature(model):
     log_p = torch.cat(dense(model, given, 2)).log()
     labels = np.concatenate([text.target_ids for text in given])
     assert temperature == pytest.approx(fit_temperature(log_p.numpy(), labels), rel=1e-3)
+    warm = TokenPredictor(model, samples=2, seed=5, batch_tokens=60, calibration=Calibration(temperature=3.0))
+    assert warm.fit_temperature(given) == pytest.approx(temperature, rel=1e-6)
     assert told[-1] == (60, 60) and all(a[0] < b[0] for a, b in itertools.pairwise(told))
     cooled = TokenPredictor(model, samples=2, seed=5, calibration=Calibration(temperature=2.0))(given)
     want = metrics.token_scores((log_p / 2.0).softmax(-1).numpy(), labels)

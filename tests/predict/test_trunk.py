@@ -163,12 +163,12 @@ def test_a_question_that_stands_twice_in_a_batch_is_computed_once():
 def test_questions_that_share_a_prompt_are_told_apart():
     model = upper()
     model.deterministic()
-    one, other = Question([1, 2, 3], [[4], [5, 6]]), Question([1, 2, 3], [[4, 5], [6]])
+    alike = [Question([1, 2, 3], options) for options in ([[4], [5, 6]], [[4, 5], [6]], [[4], [5, 7]])]
     trunk = TrunkScorer(model)
     with torch.no_grad():
-        for item in (one, other):
+        for item in alike:
             torch.testing.assert_close(trunk([item]).total, Scorer(model)([item]).total, atol=1e-5, rtol=1e-6)
-    assert len(trunk._cache) == 2
+    assert len(trunk._cache) == 3
 
 
 @pytest.mark.parametrize("other", [{"posterior": "point"}, {"posterior": "ensemble", "r": 2}, {"seed": 0}])

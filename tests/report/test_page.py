@@ -15,6 +15,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from bayeslora.metrics import accuracy, bootstrap_interval_over_runs, ece, nll
 from bayeslora.predict.token_predictor import read_token_predictions
 from bayeslora.report.page import make_report
+from bayeslora.report.page.questions import Answers, _epistemic
 from bayeslora.studies import pool
 from bayeslora.studies.ablate import ablate
 from bayeslora.studies.ablation import AblationStudy
@@ -26,6 +27,7 @@ from report.pages import read_page
 from train.tiny import (
     bayeslora,
     contents,
+    finished,
     model_directory,
     question,
     read_json,
@@ -54,8 +56,7 @@ def quick():
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     """A calibrated run; not to be changed but for its report."""
-    out = tmp_path_factory.mktemp("run") / "run"
-    train(run_config(), out)
+    out = Path(shutil.copytree(finished(), tmp_path_factory.mktemp("run") / "run"))
     assert bayeslora("calibrate", out, "--coverage", 0.5, "--quiet") == 0
     return out
 
@@ -105,6 +106,20 @@ def copied(source: Path, place: Path) -> Path:
     return place
 
 
+def test_an_auroc_is_told_with_its_counts_where_there_are_enough():
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet(np.ones(3), 60)
+    gold, epistemic = rng.integers(3, size=60), rng.random(60)
+    names = [str(row) for row in range(60)]
+    answers = Answers(names, p, gold, p.argmax(1), epistemic)
+    wrong = p.argmax(1) != gold
+    found = _epistemic(answers).caption
+    assert f"{wrong.sum()} wrong and {(~wrong).sum()} right" in found
+    assert f"AUROC of {roc_auc_score(wrong, epistemic):.3f}" in found
+    few = _epistemic(Answers(names[:12], p[:12], gold[:12], p[:12].argmax(1), epistemic[:12])).caption
+    assert "AUROC" not in few and "too few" in few
+
+
 # A run ----------------------------------------------------------------------------------------------------------------
 
 
@@ -118,8 +133,8 @@ def test_the_figures_of_a_run_are_those_of_its_predictions(run, reported):
     low, high = page.column("metrics", "95 % interval")["nll"].split(" – ")
     interval = bootstrap_interval_over_runs(nll, [p], gold)
     assert (float(low), float(high)) == pytest.approx((interval.low, interval.high), abs=1e-4)
-    epistemic = [row["epistemic"] for row in records(run)]
-    assert f"AUROC of {roc_auc_score(choice != gold, epistemic):.3f}" in page.text
+    wrong = np.sum(choice != gold)
+    assert f"{wrong} wrong and {len(gold) - wrong} right answers are too few to say" in page.text
     cards = dict(page.facts[:4])
     assert cards["Accuracy"].startswith(f"{100 * np.mean(choice == gold):.1f} %")
 
@@ -356,10 +371,11 @@ def test_runs_that_are_not_whole_are_refused(run, tmp_path, capsys, name, conten
     assert not (place / "report").exists()
 
 
-def test_figures_that_are_not_those_of_the_predictions_are_refused(run, tmp_path, capsys):
+@pytest.mark.parametrize("change", [0.01, -1e-4])
+def test_figures_that_are_not_those_of_the_predictions_are_refused(run, tmp_path, capsys, change):
     place = copied(run, tmp_path / "run")
     result = read_json(place / "result.json")
-    result["metrics"]["nll"] += 0.01
+    result["metrics"]["nll"] += change
     (place / "result.json").write_text(json.dumps(result))
     assert "do not belong together" in refused(capsys, place)
 

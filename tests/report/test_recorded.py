@@ -17,6 +17,7 @@ RECORDS = [
 ]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.parent.name)
 def test_every_figure_of_a_run_is_there_and_marks_are_explained_where_there_are_any(
     record: Path, tmp_path: Path

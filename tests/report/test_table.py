@@ -1,4 +1,7 @@
-"""Tables of methods: what is in bold."""
+"""Tables of methods: what is in bold, and how far seeds are apart."""
+
+import math
+import statistics
 
 import pytest
 
@@ -34,3 +37,9 @@ def test_the_best_are_bold(table, bold):
 def test_a_column_without_a_best_has_none():
     epistemic = Column("nll", "epistemic", ranked=False)
     assert "**" not in markdown(rows(a=(0.5, 1.0), b=(0.6, 2.0)), [epistemic])
+
+
+def test_the_spread_is_that_of_a_sample():
+    assert Cell((1.0, 2.0, 4.0)).sd == pytest.approx(statistics.stdev([1, 2, 4]))
+    assert math.isnan(Cell((1.0,)).sd)
+    assert "0.50 ± 0.14" in markdown({"a": {"nll": Cell((0.4, 0.6))}}, [NLL])

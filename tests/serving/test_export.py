@@ -191,7 +191,7 @@ def service(**changes: Any) -> Service:
         "vocabulary": 32000,
         "revision": None,
         "dtype": "bfloat16",
-        "trust_remote_code": False,
+        "own_code": False,
         "adapters": [Served("sample-000", "/some where/sample-000")],
         "rank": 16,
         "adapts_head": False,
@@ -200,11 +200,16 @@ def service(**changes: Any) -> Service:
 
 
 def test_command_lines_can_be_pasted() -> None:
-    commands = service(revision="main", trust_remote_code=True).commands()
-    for line in commands.values():
+    for line in service(revision="main").commands().values():
         words = shlex.split(line)
-        assert "sample-000=/some where/sample-000" in words and "--trust-remote-code" in words
+        assert "sample-000=/some where/sample-000" in words
         assert words[words.index("--revision") + 1] == "main"
+
+
+def test_code_of_a_model_is_the_readers_decision() -> None:
+    plain, own = service(), service(own_code=True)
+    assert own.commands() == plain.commands() and "trust" not in str(plain.commands())
+    assert not plain.doubts() and "read it, and add --trust-remote-code" in own.doubts()[0]
 
 
 @pytest.mark.parametrize("rank", SERVED_RANKS)

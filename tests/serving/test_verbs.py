@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from bayeslora import load_model
-from bayeslora.train import load_run, train
+from bayeslora import load_model, load_run
+from bayeslora.errors import InputError
+from bayeslora.serving.export import merge_run
+from bayeslora.train import train
 from train import tiny
 from train.tiny import bayeslora, run_config
 
@@ -56,3 +60,49 @@ def test_what_cannot_be_merged_is_refused(tmp_path: Path, capsys: pytest.Capture
     assert bayeslora("merge", tmp_path / "run", "--out", tmp_path / "merged", "--quiet") == 2
     assert "a run of 'c-lora' cannot be merged: the update of adapter" in capsys.readouterr().err
     assert not (tmp_path / "merged").exists() and not list(tmp_path.glob(".merged*"))
+
+
+def spoil(file: Path, name: str) -> None:
+    """Put NaN into one tensor of a file."""
+    tensors = load_file(file)
+    tensors[name].view(-1)[3] = torch.nan
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("verb", ["export", "merge"])
+def test_a_broken_adapter_is_not_carried_on(
+    verb: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    file = run / "adapter" / "adapter_model.safetensors"
+    name = min(load_file(file))
+    spoil(file, name)
+    assert bayeslora(verb, run, "--out", tmp_path / "out", "--quiet") == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1 and f"{file}: tensor {name!r} holds NaN or infinity" in line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("verb", ["export", "merge"])
+def test_nothing_is_carried_on_over_a_broken_base(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, run, name = tmp_path / "model", tmp_path / "run", "model.layers.0.mlp.down_proj.weight"
+    shutil.copytree(tiny.model_directory(), base)
+    with tiny.without_intervals():
+        train(run_config(model=str(base)), run)
+    spoil(base / "model.safetensors", name)
+    assert bayeslora(verb, run, "--out", tmp_path / "out", "--quiet") == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1 and f"{base}: its weights hold NaN or infinity, in {name!r}" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_broke_in_memory_is_not_written(trained: Path, tmp_path: Path) -> None:
+    run = load_run(trained)
+    with torch.no_grad():
+        run.model.get_base_model().model.norm.weight[0] = torch.inf
+    with pytest.raises(InputError, match=r"its weights hold NaN or infinity, in 'model\.norm\.weight'"):
+        merge_run(run, tmp_path / "merged")
+    assert not list(tmp_path.iterdir())

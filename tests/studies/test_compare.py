@@ -186,6 +186,7 @@ def test_nothing_is_run_twice(done, monkeypatch):
     assert {path: path.stat().st_mtime_ns for path in done.rglob("result.json")} == before
 
 
+@pytest.mark.system
 def test_a_study_goes_on_wherever_it_lies_and_however_it_is_named(done, tmp_path, monkeypatch):
     """Methods that stand on LoRAs of the study find them from where they lie."""
     moved = Path(shutil.copytree(done, tmp_path / "elsewhere" / "study"))
@@ -341,12 +342,19 @@ def test_a_directory_of_another_comparison_is_refused(done):
         compare(study(training=TrainingConfig(epochs=2, batch_size=6)), done)
 
 
-def test_other_questions_under_the_same_name_are_refused(tmp_path):
+OTHERS = {
+    "questions": [question(k) for k in range(100, 108)],
+    "answers": [question(k, answer=(k + 1) % 2) for k in range(22, 30)],
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_other_questions_under_the_same_name_are_refused(tmp_path, what):
     """The same path, but the file has changed between two runs."""
     task = write_task(tmp_path / "mine")
     own = study(tasks=(str(task),), methods=("lora",), seeds=(0,))
     compare(own, tmp_path / "study")
-    write_task(task, test=[question(k) for k in range(100, 108)])
+    write_task(task, test=OTHERS[what])
     with pytest.raises(InputError, match="not evaluated on the same questions"):
         compare(study(tasks=(str(task),), methods=("lora",), seeds=(0, 1)), tmp_path / "study")
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from bayeslora.files import write_json
 from bayeslora.progress import Silent
 from bayeslora.studies import pool
 from bayeslora.studies.compare import compare
 from bayeslora.studies.plan import run_path
-from bayeslora.studies.rates import best_factor, next_factor, search_jobs, searched_pairs
+from bayeslora.studies.rates import _validation_nll, best_factor, next_factor, search_jobs, searched_pairs
 from studies.test_compare import quick as quick
 from studies.test_compare import study
 from train.tiny import read_json, task_directory
@@ -64,6 +65,14 @@ def test_the_factor_with_the_least_validation_nll_is_used(tmp_path):
     assert record["rate_search"] == {"task/lora": {"1": nll[1.0], "30": nll[30.0]}}
     path = run_path(tmp_path / "study", task_directory(), "temperature", chosen, 0)
     assert read_json(path / "config.json")["training"]["learning_rate"] == pytest.approx(7e-4 * chosen)
+
+
+@pytest.mark.parametrize(("patience", "nll"), [(2, 0.7), (0, 0.8)], ids=["the best", "the last"])
+def test_a_run_is_judged_by_the_state_that_it_has_kept(patience, nll, tmp_path):
+    seen = [{"validation": {"nll": it}} for it in (0.9, 0.7, 0.8)]
+    write_json(tmp_path / "result.json", {"config": {"training": {"patience": patience}}, "history": seen})
+    assert _validation_nll(tmp_path) == nll
+    assert _validation_nll(tmp_path / "nothing") == math.inf
 
 
 @pytest.mark.parametrize(

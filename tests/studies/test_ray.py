@@ -16,9 +16,9 @@ from bayeslora.train.directory import RunDirectory
 from bayeslora.train.run import Place, train
 from train import tiny
 
-needs_ray = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="needs `pip install 'bayeslora[cluster]'`"
-)
+pytestmark = pytest.mark.system
+
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs `pip install ray`")
 
 
 def job(path, seed, **changes):

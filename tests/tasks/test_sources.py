@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bayeslora.errors import InputError
-from bayeslora.tasks import arc, boolq, load_task, mmlu, openbookqa, winogrande
+from bayeslora.tasks import arc, boolq, load_task, mmlu, openbookqa, sources, winogrande
 from bayeslora.tasks.sources import HubPlace, read_json_lines
 
 from .cases import boolq_row, choice_row, winogrande_row, write_lines
@@ -290,3 +290,38 @@ def test_the_real_package_offline() -> None:
     message = failure(lambda: load_task("openbookqa").test)
     assert message.startswith("allenai/openbookqa main: cannot be loaded from the hub (")
     assert message.endswith("; check the network, or pass --data-dir with local copies")
+
+
+# Bounds ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_gzip_file_that_unpacks_to_an_endless_line_is_refused_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "LONGEST_LINE", 1000)
+    path = tmp_path / "bomb.jsonl.gz"
+    packed = gzip.compress(b'{"question": "why"}\n{"question": "' + b"a" * 10**7)
+    assert len(packed) < 20_000
+    path.write_bytes(packed[: len(packed) // 2])  # who unpacks all of it finds no end
+    read: list[tuple[int, str]] = []
+    with pytest.raises(InputError, match="line 2: has more than 1000 characters; give one JSON object per line"):
+        read.extend(sources.read_lines(path))
+
+
+def test_a_line_of_the_longest_length_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "LONGEST_LINE", 20)
+    (tmp_path / "a.jsonl").write_text('{"a": 1234567890123}')
+    assert read_json_lines(tmp_path / "a.jsonl")[0].values == {"a": 1234567890123}
+    (tmp_path / "a.jsonl").write_text('{"a": 12345678901234}')
+    with pytest.raises(InputError, match="line 1"):
+        read_json_lines(tmp_path / "a.jsonl")
+
+
+def test_what_a_gzip_file_unpacks_to_is_bounded_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "LARGEST_UNPACKED", 100)
+    lines = '{"a": 1}\n' * 12
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    (tmp_path / "a.jsonl").write_text(lines)
+    with pytest.raises(InputError, match=r"a.jsonl.gz: unpacks to more than 100 characters; divide it"):
+        read_json_lines(tmp_path / "a.jsonl.gz")
+    assert len(read_json_lines(tmp_path / "a.jsonl")) == 12

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from bayeslora.train import batch, load_run, train
+from bayeslora import load_run
+from bayeslora.train import batch
 from bayeslora.train.trained import TrainedModel
 from tasks.cases import write_lines
-from train.tiny import bayeslora, question, run_config
+from train.tiny import bayeslora, finished, question
 
 BAD = {
     "no json": "is not valid JSON",
@@ -29,10 +30,8 @@ BAD = {
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("batch") / "run"
-    train(run_config(), directory)
-    return directory
+def trained() -> Path:
+    return finished()
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

@@ -220,7 +220,7 @@ BAD = [
     (TrainingConfig, "kl_scaling", ["none"], "choose elbo, paper, blob"),
     (TrainingConfig, "optimiser", ["adam"], "choose adamw, split"),
     (TrainingConfig, "kl_rate", [0.0, -1e-3, NAN, INF], POSITIVE),
-    (PredictionConfig, "samples", [-1], LEAST + "0"),
+    (PredictionConfig, "samples", [-1, 1025], "give 0 for the posterior mean, or a number of draws up to 1024"),
     (PredictionConfig, "batch_tokens", [0], LEAST + "1"),
     (RunConfig, "seed", [-1, NAN], NOT_NEGATIVE),
     (RunConfig, "seed", [2**64], "give a number below 2^64"),

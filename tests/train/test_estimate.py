@@ -94,3 +94,28 @@ def test_on_the_command_line_nothing_is_written(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
     assert bayeslora(*given, "--tflops", "0") == 2
     assert "tflops is 0.0; give a number above 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["bayesian-lora", "lora"])
+def test_a_kept_trunk_is_computed_once_and_takes_no_more_memory(method):
+    adapter = AdapterConfig(layers="last:1")
+    plain = estimate(run(method=method, adapter=adapter), device="cpu", tflops=1.0)
+    kept = run(method=method, adapter=adapter)
+    found = estimate(replace(kept, training=replace(TRAINING, cache_trunk=True)), device="cpu", tflops=1.0)
+    whole = estimate(run(method=method), device="cpu", tflops=1.0)
+    assert found.activation_bytes == plain.activation_bytes < whole.activation_bytes
+    assert found.flops < plain.flops < whole.flops
+    layer = sum(p.numel() for p in load_model(tiny.model_directory(), device="cpu").model.model.layers[0].parameters())
+    below, epochs = (tiny.LAYERS - 1) * layer, TRAINING.epochs
+    # below the cut: forward and back in the whole model, forward alone with a cut, once instead of in every epoch if kept
+    assert whole.flops - plain.flops == pytest.approx(2 * below * plain.tokens)
+    assert plain.flops - found.flops == pytest.approx(2 * below * plain.tokens * (epochs - 1) / epochs)
+
+
+def test_the_speed_is_that_of_this_machine_unless_it_is_given():
+    found = estimate(run(), device="cpu")
+    assert 1e-4 < found.tflops < 50  # of a CPU
+    assert found.seconds == pytest.approx(found.flops / found.tflops / 1e12)
+    given = estimate(run(), device="cpu", tflops=1e-6)
+    assert given.tflops == 1e-6 and (" min " in str(given) or " h " in str(given))
+    assert "about 1 s of training" in str(estimate(run(), device="cpu", tflops=300))

@@ -25,6 +25,7 @@ from bayeslora.train.objective import Example, QuestionObjective
 from bayeslora.train.optimise import rate_factor
 from posterior.cases import NoLooking
 from predict.test_options import questions
+from rounding import summed
 
 COUNT, BATCH, EPOCHS = 7, 3, 2
 STEPS = 6  # 3 + 3 + 1 questions, twice
@@ -56,6 +57,8 @@ def settings(**changes):
         "draws": 1,
         "aim": 0,
         "adam_epsilon": 1e-8,
+        "clip": 1.0,
+        "eval_every": 1,
         "patience": 0,
     }
     return TrainingConfig(**(values | changes))
@@ -234,8 +237,13 @@ def test_a_point_takes_exactly_the_same_step_in_parts(micro_batch):
         make_fit(model, micro_batch=size, **ONE_STEP)()
         results.append((gradients(model), parameters(model)))
     (want, moved), (got, moved_in_parts) = results
-    assert_close(got, want, atol=1e-6)
-    assert_close(moved_in_parts, moved, atol=1e-6)
+    for name, value in want.items():
+        torch.testing.assert_close(got[name], value, **summed(value), msg=lambda m, n=name: f"{n}: {m}")
+    for (
+        name,
+        value,
+    ) in moved.items():  # Adam's first step is its rate times a sign, as long as gradients are above epsilon
+        torch.testing.assert_close(moved_in_parts[name], value, atol=1e-3 * settings().learning_rate, rtol=0)
 
 
 def test_a_batch_of_one_question_has_one_draw():

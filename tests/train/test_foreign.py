@@ -58,6 +58,7 @@ def test_the_run_learns_and_its_draws_differ(method, runs):
     assert last < first and result["metrics"]["epistemic"] > 1e-4
 
 
+@pytest.mark.system
 @ALL
 def test_the_adapter_in_stock_peft_is_the_model_that_was_trained(method, runs):
     """Without this package, in a process of its own."""

@@ -21,7 +21,19 @@ from bayeslora.predict.predictor import Predictor
 from bayeslora.train import AdapterConfig, TrainingConfig, train
 from bayeslora.train.origin import SEED_DISTANCE, lora_runs
 from bayeslora.train.trained import load_run
-from train.tiny import bayeslora, model_directory, options, outcome, read_json, run_config, without_intervals
+from train.tiny import (
+    SIZES,
+    bayeslora,
+    finished,
+    model_directory,
+    options,
+    outcome,
+    question,
+    read_json,
+    run_config,
+    without_intervals,
+    write_task,
+)
 
 MADE = [name for name, method in METHODS.items() if method.make is not None and method.loras({})]
 
@@ -33,15 +45,9 @@ def quick():
 
 
 @pytest.fixture(scope="module")
-def loras(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def loras() -> list[Path]:
     """Three LoRA runs, the members of a deep ensemble of seed 0."""
-    root = tmp_path_factory.mktemp("loras")
-    paths = []
-    with without_intervals():
-        for k in range(3):
-            paths.append(root / str(k))
-            train(run_config("lora", seed=SEED_DISTANCE * k), paths[-1])
-    return paths
+    return [finished("lora", seed=SEED_DISTANCE * k) for k in range(3)]
 
 
 def test_the_loras_of_a_method_are_lora_runs_of_the_same_settings():
@@ -136,20 +142,63 @@ def test_tfb_stays_within_its_tolerance_on_the_anchors_and_keeps_the_mean(loras,
     np.testing.assert_allclose(mean, read_predictions(loras[0] / "predictions.jsonl.gz")[1], atol=1e-5)
 
 
+@pytest.fixture(scope="module")
+def often_wrong(loras: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Validation questions of which the first LoRA answers three in five: neither certainty nor guessing is best there."""
+    model, rows = load_run(loras[0]), [question(k) for k in range(40, 60)]
+    for k, row in enumerate(rows):
+        right = row["choices"].index(model.ask(row["question"], row["choices"]).answer)
+        row["answer"] = right if k % 5 > 1 else (right + 1) % len(row["choices"])
+    return write_task(tmp_path_factory.mktemp("often wrong"), validation=rows)
+
+
 @pytest.mark.parametrize("predictive", ["mc", "draws"])
-def test_the_prior_of_least_validation_nll_is_that_of_a_search_by_hand(loras, tmp_path, predictive):
+def test_the_prior_of_least_validation_nll_is_that_of_a_search_by_hand(loras, often_wrong, tmp_path, predictive):
     def run(name, **settings):
         adapter = AdapterConfig(rank=2, targets=("q_proj", "v_proj"), settings={"predictive": predictive, **settings})
-        config = run_config("laplace", adapter=adapter, start_from=(str(loras[0]),), report_split="validation")
+        origin = (str(loras[0] / "adapter"),)  # of the same training questions
+        config = run_config(
+            "laplace", task=str(often_wrong), adapter=adapter, start_from=origin, report_split="validation"
+        )
         result = train(config, tmp_path / name)
         return result["found"]["prior_precision"], result["metrics"]["nll"]
 
     centre, _ = run("evidence", prior="evidence")
     chosen, nll = run("chosen")
-    tried = {step: run(f"{step:g}", prior="given", prior_precision=centre * step)[1] for step in STEPS}
-    best = min(tried, key=tried.__getitem__)
-    assert chosen == pytest.approx(centre * best, rel=1e-5)
-    assert nll == pytest.approx(tried[best], rel=1e-5)
+    (at,) = [k for k, step in enumerate(STEPS) if chosen == pytest.approx(centre * step, rel=1e-5)]
+    assert 1 < at < len(STEPS) - 2  # the optimum is not at the end of what is tried
+    tried = {k: run(f"{k}", prior="given", prior_precision=centre * STEPS[k])[1] for k in (0, at - 1, at, at + 1, -1)}
+    assert min(tried, key=tried.__getitem__) == at and nll == pytest.approx(tried[at], rel=1e-5)
+
+
+def test_tfb_does_not_look_at_answers(loras, tmp_path):
+    """Its anchors are training questions, whose right answers change nothing."""
+    widths = []
+    for shift in (0, 1):
+        rows = [question(k) for k in range(SIZES["train"])]
+        for row in rows:
+            row["answer"] = (row["answer"] + shift) % 2
+        task = write_task(tmp_path / f"task-{shift}", train=rows)
+        config = run_config("tfb", task=str(task), start_from=(str(loras[0] / "adapter"),))
+        widths.append(train(config, tmp_path / f"run-{shift}")["found"])
+    assert widths[0]["width"] > 0 and widths[0] == widths[1]
+
+
+def test_tfb_searches_with_anchors_and_draws_of_its_own(loras, tmp_path, monkeypatch):
+    asked: list[tuple[int, int]] = []
+    score = Predictor.score
+
+    def noted(predictor, encoded, *more):
+        asked.append((predictor.samples, len(encoded)))
+        return score(predictor, encoded, *more)
+
+    monkeypatch.setattr(Predictor, "score", noted)
+    settings = {"samples": 5, "anchors": 4, "tolerance": 0.3}
+    adapter = AdapterConfig(rank=2, targets=("q_proj", "v_proj"), settings=settings)
+    train(run_config("tfb", adapter=adapter, start_from=(str(loras[0]),)), tmp_path / "run")
+    before, *tried, reported = asked
+    assert before == (0, 4) and len(tried) > 3 and set(tried) == {(5, 4)}
+    assert reported == (3, SIZES["test"])
 
 
 @pytest.mark.parametrize("predictive", ["mc", "probit"])
@@ -220,11 +269,12 @@ def test_a_trained_method_may_start_from_a_lora_too(foreign, tmp_path):
 
 
 def test_a_run_to_start_from_also_says_model_task_and_training(loras, tmp_path):
-    words = ["train", "--start-from", loras[0], "--method", "temperature", "--out", tmp_path / "run", "--quiet"]
+    words = ["train", "--start-from", loras[1], "--method", "temperature", "--out", tmp_path / "run", "--quiet"]
     assert bayeslora(*words) == 0
     config = read_json(tmp_path / "run" / "config.json")
     assert config["model"] == model_directory() and config["training"]["epochs"] == 2
-    assert config["method"] == "temperature" and config["start_from"] == [str(loras[0])]
+    assert config["method"] == "temperature" and config["start_from"] == [str(loras[1])]
+    assert read_json(loras[1] / "config.json")["seed"] == SEED_DISTANCE and config["seed"] == 0  # which is its own
 
 
 def test_an_adapter_to_start_from_says_model_and_shape(foreign, tmp_path):

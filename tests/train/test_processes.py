@@ -22,6 +22,8 @@ from train.tiny import read_json
 from train.together import CASES, first_step
 from train.trainer_steps import change, make_trainer
 
+pytestmark = pytest.mark.system
+
 TESTS = Path(__file__).parents[1]
 CONFIGS = TESTS.parent / "configs"
 

@@ -18,7 +18,7 @@ from bayeslora.predict.predictions import Predictions
 from bayeslora.predict.predictor import Predictor
 from bayeslora.train import checkpoint, fit, run
 from faults.processes import Forked, Started
-from train.tiny import bayeslora, contents, options, outcome, read_json, without_intervals
+from train.tiny import bayeslora, contents, finished, options, outcome, read_json, without_intervals
 
 KEPT = ["--checkpoint-seconds", 0]  # six steps, each of them kept
 
@@ -49,6 +49,7 @@ def kill_at_random(start: Callable[[Sequence[str]], Any], folder: Path, kills: i
     pytest.fail(f"only {landed} kills came in time")
 
 
+@pytest.mark.system
 def test_a_run_killed_at_random_moments_ends_as_if_undisturbed(tmp_path: Path) -> None:
     kill_at_random(Forked, tmp_path, kills=10)
 
@@ -69,10 +70,9 @@ def quick() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(quick: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("resume") / "run"
-    assert bayeslora(*options(out, *KEPT)) == 0
-    return out
+def undisturbed() -> Path:
+    """Made in one go, with the settings of :func:`train.tiny.options`."""
+    return finished()
 
 
 def interrupting(call: Callable[..., Any], at: int, after: bool) -> Callable[..., Any]:
@@ -199,6 +199,7 @@ def test_a_checkpoint_that_is_not_this_runs_is_refused(
 # Two at once ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.system
 def test_a_second_process_on_the_same_run_is_refused(
     undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,6 +214,7 @@ def test_a_second_process_on_the_same_run_is_refused(
     assert outcome(tmp_path)[adapter] == outcome(undisturbed)[adapter]
 
 
+@pytest.mark.system
 def test_a_lock_that_a_killed_process_left_does_not_hold(tmp_path: Path) -> None:
     lock = FileLock(tmp_path / ".lock")
     lock.acquire()

@@ -156,6 +156,7 @@ def _process(rank, folder, port, results):
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.system
 def test_the_kl_counts_once_on_two_processes(tmp_path, free_port):
     with torch.multiprocessing.get_context("spawn").Manager() as manager:
         shared = manager.dict()

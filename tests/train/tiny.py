@@ -3,40 +3,75 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
+import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from bayeslora import cli
 from bayeslora.predict.predictions import Predictions
-from bayeslora.train import AdapterConfig, PredictionConfig, RunConfig, TrainingConfig
+from bayeslora.train import AdapterConfig, PredictionConfig, RunConfig, TrainingConfig, resolve, train
+from bayeslora.train.config import to_dict
 from tasks.cases import write_lines
 
 LAYERS = 3
-SIZES = {"train": 12, "validation": 6, "test": 8}
+SIZES = {"train": 12, "validation": 10, "test": 8}
 STEPS = 6  # of a run as `run_config` and `options` describe it
 END = "<|end|>"
+HOME = "BAYESLORA_TEST_HOME"
+
+
+_INTERVALS = Predictions.intervals
 
 
 @functools.cache
-def _home() -> tempfile.TemporaryDirectory[str]:
-    """Removed when the process ends."""
-    return tempfile.TemporaryDirectory(prefix="bayeslora-tiny-")
+def _home() -> Path:
+    """One directory for all processes of a test run, which removes it (see tests/conftest.py)."""
+    return Path(os.environ.get(HOME) or tempfile.mkdtemp(prefix="bayeslora-tiny-"))
+
+
+def _made_once(name: str, make: Callable[[Path], object]) -> Path:
+    """A directory that the first process to ask for it fills."""
+    place = _home() / name
+    with FileLock(f"{place}.lock"):
+        if not place.exists():
+            partial = place.with_name(f"{name}.partial")
+            make(partial)
+            partial.rename(place)
+    return place
+
+
+def finished(method: str = "bayesian-lora", **changes: Any) -> Path:
+    """The run that :func:`run_config` describes, made once in a test run; copy it before you change it."""
+    config = resolve(run_config(method, **changes))
+    key = hashlib.sha256(json.dumps(to_dict(config), sort_keys=True).encode()).hexdigest()[:16]
+
+    def make(place: Path) -> None:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Predictions, "intervals", _INTERVALS)
+            train(config, place)
+
+    return _made_once(f"run-{key}", make)
 
 
 @functools.cache
 def model_directory() -> str:
-    """Where the model lies, made once per process: the same weights and the same tokenizer every time."""
-    directory = f"{_home().name}/model"
+    """Where the model lies: the same weights and the same tokenizer every time."""
+    return str(_made_once("model", _make_model))
+
+
+def _make_model(directory: Path) -> None:
     logging.disable_progress_bar()
     make_tokenizer().save_pretrained(directory)
     config = LlamaConfig(
@@ -52,7 +87,6 @@ def model_directory() -> str:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         LlamaForCausalLM(config).save_pretrained(directory)
-    return directory
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -84,8 +118,8 @@ def write_task(directory: Path, **splits: list[Any]) -> Path:
 
 @functools.cache
 def task_directory() -> str:
-    """Questions in three splits, written once per process."""
-    return str(write_task(Path(_home().name, "task")))
+    """Questions in three splits."""
+    return str(_made_once("task", write_task))
 
 
 def run_config(method: str = "bayesian-lora", **changes: Any) -> RunConfig:

@@ -37,6 +37,11 @@ def test_the_front_is_of_feasible_trials_and_nll_decides():
     assert everything.front == [0, 1, 4] and everything.chosen == 4
 
 
+def test_a_constraint_that_is_only_just_kept_is_kept():
+    found = outcome((0.1, 1.0, 0.5), (0.1, 1.5, 0.8), (0.1, 1.0, 0.4), constraints=("acc>=0.5", "nll<=1.0"))
+    assert found.feasible.tolist() == [True, False, False] and found.chosen == 0
+
+
 def test_of_equal_trials_the_earliest_is_chosen():
     found = outcome((0.1, 1.0, 0.7), (0.2, 0.8, 0.7), (0.2, 0.8, 0.7))
     assert found.front == [0, 1, 2] and found.chosen == 1

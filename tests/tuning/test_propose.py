@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from bayeslora.tuning.front import hypervolume  # noqa: E402
 from bayeslora.tuning.points import sobol  # noqa: E402
 from bayeslora.tuning.propose import FeasibilityOnly, History, acquisition, propose, to_gains  # noqa: E402
 from bayeslora.tuning.synthetic import ThreeBowls  # noqa: E402
+
+pytestmark = pytest.mark.system
 
 PROBLEM = ThreeBowls(2)
 NOISE = 0.02
@@ -80,7 +83,7 @@ def test_the_gain_is_that_of_plain_monte_carlo(feasibility, monkeypatch):
     acquire = acquisition(known, feasibility, seed=0)
     reference = -getattr(acquire, "gain", acquire).ref_point.numpy()
     new = np.array([[0.36, 0.58], [0.43, 0.51], [0.5, 0.43], [0.35, 0.42], [0.9, 0.9]])  # the first three at the bound
-    ours = acquire(torch.as_tensor(new)[:, None]).detach().numpy()
+    ours = acquire(torch.as_tensor(new)[:, None]).detach().exp().numpy()
     expected = []
     for point in new:
         drawn = draws(acquire.model, known, np.vstack([known.x, point]), 800)
@@ -197,3 +200,13 @@ def test_the_known_front_is_found_within_two_per_cent(seed, feasibility, monkeyp
         known = History(x, problem.objectives(x), problem.constraint(x))
         x = np.vstack([x, propose(known, 4, feasibility, 1000 * seed + len(x))])
     assert problem.score(x) > 0.98 > problem.score(np.random.default_rng(seed).random(x.shape))
+
+
+def test_botorch_has_nothing_to_say_against_it():
+    """It warns of the plain form of the gain, whose slope vanishes where there is little to gain."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        acquire = acquisition(history(), "mc", seed=0)
+    x = torch.full((1, 1, 2), 0.95, dtype=torch.double, requires_grad=True)  # far from everything good
+    acquire(x).sum().backward()
+    assert torch.isfinite(x.grad).all() and x.grad.abs().sum() > 0

@@ -38,6 +38,8 @@ from train.tiny import (
 )
 from tuning.cases import CONSTRAINTS, SEARCH, tuning, words
 
+pytestmark = pytest.mark.system
+
 
 def without_times(path: Path) -> list[dict[str, Any]]:
     """The trials of a log, but for what took how long."""
