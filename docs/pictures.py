@@ -187,7 +187,7 @@ def draw_entropy(line: Line) -> Figure:
     split = entropy_split(line.draws.softmax(-1).double())
     figure = Figure(figsize=(7, 2.6), layout="constrained")
     axes = figure.add_subplot(ylabel="entropy (nats)", xlabel="input", xlim=(-4, 4), ylim=(0, 0.92))
-    axes.fill_between(GRID, 0, split.aleatoric, color="#A9CFE5", label="aleatoric: the draws agree that it is open")
+    axes.fill_between(GRID, 0, split.aleatoric, color="#A9CFE5", label="aleatoric: in every draw")
     axes.fill_between(
         GRID,
         split.aleatoric,

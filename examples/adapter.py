@@ -13,9 +13,7 @@ model.print_trainable_parameters()
 example = loaded.tokenizer("The capital of France is Paris.", return_tensors="pt")
 optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-3, weight_decay=0.0)
 likelihood = model.train()(**example, labels=example["input_ids"]).loss  # one draw of the weights
-labels = example["input_ids"].shape[1] - 1  # the likelihood is a mean over them
-loss = likelihood + model.kl().total / (1000 * labels)  # as if there were 1000 such training examples
-loss.backward()
+model.elbo(likelihood, examples=1000, labels=example["input_ids"]).backward()  # as if there were 1000 such examples
 optimiser.step()
 
 prompt = loaded.tokenizer("The capital of France is", return_tensors="pt")

@@ -1,4 +1,4 @@
-"""Bayesian-LoRA in a training loop of your own: the ELBO in four lines, then text with its uncertainty."""
+"""Bayesian-LoRA in a training loop of your own: the ELBO in two lines, then text with its uncertainty."""
 
 import torch
 from peft import get_peft_model
@@ -16,11 +16,10 @@ optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad]
 for epoch in range(2):
     for row in rows:
         likelihood = model.train()(**row, labels=row["input_ids"]).loss  # a fresh draw of all weights
-        kl = model.kl().total / len(rows)  # at that very draw; the KL counts once per pass over the data
-        (likelihood + kl / (row["input_ids"].shape[1] - 1)).backward()  # per label, as the likelihood is
+        model.elbo(likelihood, examples=len(rows), labels=row["input_ids"]).backward()  # with the KL at that very draw
         optimiser.step()
         optimiser.zero_grad()
-    print(f"epoch {epoch + 1}: likelihood {likelihood.item():.3f}, KL {kl.item():.1f}")
+    print(f"epoch {epoch + 1}: likelihood {likelihood.item():.3f}, KL {model.kl().total.item():.1f}")
 
 (written,) = generate(model, loaded.tokenizer, ["The urn holds"], Writing(max_new_tokens=6), samples=4)
 print(repr(written.text))
