@@ -16,10 +16,15 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
+from tempered import crossed
+
+from bayeslora import metrics
 from bayeslora.cli import parse
 from bayeslora.cli.runs import Train
+from bayeslora.predict.predictions import read_predictions
 from bayeslora.progress import reporter
 from bayeslora.studies.plan import Job
 from bayeslora.studies.pool import Settings
@@ -55,14 +60,22 @@ def plan(given: argparse.Namespace) -> list[Job]:
 
 
 def row(job: Job, result: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of a run: its validation metrics in the epoch that was kept, and the NLLs of all epochs."""
+    """What is kept of a run: its validation metrics in the epoch that was kept, as they are and with a temperature that was
+    fitted on the other half of the questions, and the NLLs of all epochs."""
     epochs = [epoch for epoch in result["history"] if "validation" in epoch]
     figures = {name: round(result["metrics"][name], 4) for name in METRICS}
     curves = {
         "train_nll": [round(epoch["train_nll"], 4) for epoch in epochs],
         "validation_nll": [round(epoch["validation"]["nll"], 4) for epoch in epochs],
     }
-    return {"variant": job.name, "task": job.config.task, "seed": job.config.seed} | figures | curves
+    _, probabilities, gold = read_predictions(RunDirectory(job.path).predictions)
+    cooled, _ = crossed(probabilities, gold)
+    figures |= {
+        "tempered_nll": round(metrics.nll(cooled, gold), 4),
+        "tempered_ece": round(metrics.ece(cooled, gold), 4),
+    }
+    seconds = {"training_seconds": round(result["timing"]["train_seconds"], 1)}
+    return {"variant": job.name, "task": job.config.task, "seed": job.config.seed} | figures | seconds | curves
 
 
 def main() -> None:
@@ -99,13 +112,14 @@ def main() -> None:
 
 
 def print_means(rows: Sequence[dict[str, Any]], tasks: Sequence[str]) -> None:
-    """Mean validation NLL over the seeds that there are, by variant and task."""
-    print("| variant | " + " | ".join(tasks) + " |\n|---|" + "---:|" * len(tasks))
+    """Mean validation NLL over the seeds that there are, by variant and task, and the means of the tasks' means."""
+    means = ("nll", "tempered_nll", "acc", "ece")
+    print("| variant | " + " | ".join([*tasks, *means]) + " |\n|---|" + "---:|" * (len(tasks) + len(means)))
     for name in dict.fromkeys(it["variant"] for it in rows):
-        cells = []
-        for task in tasks:
-            found = [it["nll"] for it in rows if it["variant"] == name and it["task"] == task]
-            cells.append(f"{sum(found) / len(found):.3f} ({len(found)})" if found else "—")
+        mine = [[it for it in rows if it["variant"] == name and it["task"] == task] for task in tasks]
+        cells = [f"{mean(it['nll'] for it in found):.3f} ({len(found)})" if found else "—" for found in mine]
+        for metric in means:
+            cells.append(f"{mean(mean(it[metric] for it in found) for found in mine if found):.4f}")
         print(f"| {name} | " + " | ".join(cells) + " |")
 
 

@@ -9,6 +9,8 @@ from bayeslora.posterior import (
     AdaloraPosterior,
     BlobPosterior,
     ContextualPosterior,
+    DecoupledConfig,
+    DecoupledPosterior,
     DropoutPosterior,
     EnsembleConfig,
     EnsemblePosterior,
@@ -20,6 +22,8 @@ from bayeslora.posterior import (
     PointPosterior,
     build_posterior,
 )
+from bayeslora.posterior.registry import POSTERIORS as REGISTERED
+from bayeslora.posterior.tfb import TfbPosterior
 
 LAYERS = [
     LayerShape("block0.q", 12, 10, rank=3),
@@ -33,6 +37,18 @@ def inducing(**settings):
     return lambda layers, seed=0: InducingPosterior(layers, InducingConfig(**settings), seed)
 
 
+def decoupled(**settings):
+    return lambda layers, seed=0: DecoupledPosterior(layers, DecoupledConfig(**settings), seed)
+
+
+def tfb(layers, seed=0):
+    """Around a LoRA whose B is not zero, as TFB's always is."""
+    posterior = TfbPosterior(layers, seed=seed).eval()
+    posterior.start_from(randomised(PointPosterior(layers, seed=seed), seed).mean())
+    posterior.width = 0.1
+    return posterior
+
+
 POSTERIORS = {
     "point": lambda layers, seed=0: PointPosterior(layers, seed=seed),
     "ensemble": lambda layers, seed=0: EnsemblePosterior(layers, EnsembleConfig(members=3), seed),
@@ -42,6 +58,10 @@ POSTERIORS = {
     "contextual": lambda layers, seed=0: ContextualPosterior(layers, seed=seed).eval(),
     "adalora": lambda layers, seed=0: AdaloraPosterior(layers, seed=seed),
     "laplace": lambda layers, seed=0: LaplacePosterior(layers, seed=seed).eval(),
+    "tfb": tfb,
+    "decoupled": decoupled(),
+    "decoupled-both": decoupled(random_factors="both", learn_widths=True),
+    "decoupled-flow": decoupled(flow_depth=2, flow_hidden=8),
     "inducing": inducing(),
     "inducing-gaussian": inducing(flow_depth=0),
     "inducing-deep-flow": inducing(flow_depth=3, flow_hidden=8),
@@ -51,7 +71,15 @@ POSTERIORS = {
     "inducing-wide": inducing(inducing_rows=4, inducing_cols=3),
 }
 STOCHASTIC = [name for name in POSTERIORS if name not in ("point", "adalora")]
-WIDE = (InducingPosterior, MeanFieldPosterior, BlobPosterior, ContextualPosterior, LaplacePosterior)
+WIDE = (
+    InducingPosterior,
+    DecoupledPosterior,
+    MeanFieldPosterior,
+    BlobPosterior,
+    ContextualPosterior,
+    LaplacePosterior,
+    TfbPosterior,
+)
 """Posteriors that have a standard deviation for the scale to multiply."""
 
 
@@ -67,6 +95,10 @@ def randomised(posterior, seed=5):
         for parameter in posterior.parameters():
             parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
     return posterior
+
+
+def test_every_registered_posterior_is_here():
+    assert {type(make(LAYERS)) for make in POSTERIORS.values()} == set(REGISTERED.values())
 
 
 def tensors(factors, name):

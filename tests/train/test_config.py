@@ -150,7 +150,7 @@ def test_resolving_changes_nothing_else():
 REFUSED = [
     ({"method": "bayesian-lorra"}, "unknown method 'bayesian-lorra' (did you mean 'bayesian-lora'?); choose lora, "),
     ({"method": "?"}, "unknown method '?'; choose "),
-    ({"preset": "papr"}, "method 'bayesian-lora' has no preset 'papr' (did you mean 'paper'?); choose default, paper"),
+    ({"preset": "papr"}, "method 'bayesian-lora' has no preset 'papr' (did you mean 'paper'?); choose default, free, paper"),
     (
         {"adapter": AdapterConfig(settings={"flow_dept": 1})},
         "settings of method 'bayesian-lora': posterior 'inducing' has no setting 'flow_dept'; it has ",
@@ -271,6 +271,7 @@ def changed(kind):
         "targets": ("a", "b"),
         "layers": "last:2",
         "stochastic_layers": "last:1",
+        "posterior": "point",
         "draw_layers": "0.5",
         "settings": {"flow_depth": 0, "zero_start": None},
         "scoring": "letter",

@@ -11,6 +11,7 @@ from peft.utils import PeftType
 from bayeslora.adapter.expressions import require_plain_name
 from bayeslora.depth import check_depth
 from bayeslora.posterior.registry import posterior_config
+from bayeslora.posterior.snapshots import Snapshots
 
 
 @dataclass
@@ -18,7 +19,8 @@ class BayesLoraConfig(PeftConfig):
     """A distribution over LoRA factors as a PEFT method.
 
     Attributes:
-        posterior: which distribution: ``inducing`` (Bayesian-LoRA), ``point`` (LoRA), ``ensemble``, ``meanfield``, ``dropout``.
+        posterior: which distribution: ``decoupled`` or ``inducing`` (Bayesian-LoRA with a free mean or the published one),
+            ``point`` (LoRA), ``ensemble``, ``meanfield``, ``dropout``.
         settings: its settings, as a dictionary or as its dataclass
             (``settings=InducingConfig(flow_depth=2)``).
         r: rank of the update.
@@ -32,6 +34,8 @@ class BayesLoraConfig(PeftConfig):
         layers_pattern: name of the list of layers, where it is not one that PEFT knows.
         stochastic_layers: layers with a distribution: ``all``, ``last:K`` or a fraction such as ``0.5``. Those below have a
             point estimate, so that all draws share what they compute.
+        snapshots: how often training remembers the distribution, at equal distances, the last time at its end.
+        members: how many of the last snapshots predictions are drawn from, in turn: a mixture.
         rank_pattern: other ranks for some modules, by name or regular expression.
         alpha_pattern: other ``lora_alpha`` for some modules.
         use_rslora: scale by ``1/√r`` instead of ``1/r``.
@@ -59,6 +63,8 @@ class BayesLoraConfig(PeftConfig):
     layers_to_transform: list[int] | int | None = None
     layers_pattern: list[str] | str | None = None
     stochastic_layers: str = "all"
+    snapshots: int = 0
+    members: int = 0
     rank_pattern: dict[str, int] = field(default_factory=dict)
     alpha_pattern: dict[str, float] = field(default_factory=dict)
     use_rslora: bool = False
@@ -77,6 +83,10 @@ class BayesLoraConfig(PeftConfig):
         self.peft_type = PeftType("BAYESLORA")
         if is_dataclass(self.settings) and not isinstance(self.settings, type):
             self.settings = asdict(self.settings)
+        if self.posterior == "snapshots":  # as checkpoint ensembles were once saved
+            kept = {"snapshots": 4, "members": 3, **self.settings}
+            self.posterior, self.settings = "point", {}
+            self.snapshots, self.members = kept["snapshots"], kept["members"]
         posterior_config(self.posterior, self.settings)
         if self.trainable_token_indices is None:
             self.trainable_token_indices = {}
@@ -92,6 +102,7 @@ class BayesLoraConfig(PeftConfig):
     def check(self) -> None:
         """Refuse values that cannot be; they may have been set one by one."""
         check_depth(self.stochastic_layers, "stochastic_layers")
+        self.remembered()
         ranks = {"r": self.r, **self.rank_pattern}
         for name, rank in ranks.items():
             if not isinstance(rank, int) or rank < 1:
@@ -100,6 +111,10 @@ class BayesLoraConfig(PeftConfig):
         if self.bias != "none":
             raise ValueError(f"bias={self.bias!r} is not supported: biases are not trained; leave it at 'none'")
         self._check_targets()
+
+    def remembered(self) -> Snapshots:
+        """How much of its training the posterior remembers."""
+        return Snapshots(taken=self.snapshots, kept=self.members)
 
     def _check_dropped(self) -> None:
         p = self.lora_dropout

@@ -53,7 +53,8 @@ def require_expected(config: BayesLoraConfig, layers: Sequence[LayerShape], poin
 def _shapes(config: BayesLoraConfig, layers: Sequence[LayerShape], points: Collection[str]) -> dict[str, Shape]:
     """The tensors of a posterior, worked out without memory for them."""
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device("meta"):
-        posterior = build_posterior(config.posterior, layers, config.settings, points=points)
+        snapshots = config.remembered()
+        posterior = build_posterior(config.posterior, layers, config.settings, points=points, snapshots=snapshots)
         return {PREFIX + name: tuple(tensor.shape) for name, tensor in posterior.state_dict().items()}
 
 

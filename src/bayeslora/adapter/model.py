@@ -408,7 +408,7 @@ def _build(model: nn.Module, adapter_name: str, config: BayesLoraConfig, seed: i
     points = _points(model, names, config.stochastic_layers)
     shapes: list[LayerShape] = [layers[name] for name in names]
     require_expected(config, shapes, points)
-    posterior = build_posterior(config.posterior, shapes, config.settings, seed, points)
+    posterior = build_posterior(config.posterior, shapes, config.settings, seed, points, config.remembered())
     posterior.scale = config.posterior_scale
     if not config.init_weights:
         _move_at_random(posterior, seed)

@@ -34,6 +34,8 @@ COMMON: Mapping[str, Any] = {
     "clip": 1.0,
     "eval_every": 1,
     "patience": 2,
+    "snapshots": 0,
+    "members": 0,
 }
 """Training settings of every method, unless its preset says otherwise."""
 
@@ -59,10 +61,12 @@ class Preset:
         settings: of the posterior.
         training: of the training, by the field's name in :class:`bayeslora.train.TrainingConfig`; what is missing is
             taken from :data:`COMMON`.
+        posterior: its name, where that is not the method's.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
+    posterior: str | None = None
 
 
 @dataclass(frozen=True)
@@ -97,11 +101,17 @@ class Method:
 
         return FOREIGN[self.posterior]
 
-    def distribution(self) -> type[Posterior] | type[ForeignHolder]:
-        """What says which settings and which kinds of parameters it has."""
+    def distribution(self, posterior: str | None = None) -> type[Posterior] | type[ForeignHolder]:
+        """What says which settings and which kinds of parameters it has, or one of its presets with another posterior."""
         from bayeslora.posterior.registry import POSTERIORS
 
-        return self.foreign() or POSTERIORS[self.posterior]
+        return self.foreign() or POSTERIORS[posterior or self.posterior]
+
+    @property
+    def posteriors(self) -> tuple[str, ...]:
+        """Names of the posteriors that it may have, its own first."""
+        others = (preset.posterior for preset in self.presets.values() if preset.posterior is not None)
+        return tuple(dict.fromkeys((self.posterior, *others)))
 
 
 @dataclass(frozen=True)

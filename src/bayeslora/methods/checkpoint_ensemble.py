@@ -1,22 +1,26 @@
 """Checkpoint ensemble: the last snapshots of one LoRA in training (methods card 3)."""
 
-from dataclasses import asdict
-
 from bayeslora.methods.base import PAPER, Method, Preset
-from bayeslora.posterior.snapshots import SnapshotConfig
 
 CYCLES = 3
+KEPT = {"snapshots": 4, "members": 3}
 
 METHOD = Method(
     name="checkpoint-ensemble",
     description="the last three snapshots of one LoRA in training",
-    posterior="snapshots",
+    posterior="point",
     presets={
-        "default": Preset(training={"learning_rate": 7e-4}),
-        "paper": Preset(training=PAPER),
+        "default": Preset(training={"learning_rate": 7e-4, **KEPT}),
+        "paper": Preset(training={**PAPER, **KEPT}),
         "cyclic": Preset(
-            settings=asdict(SnapshotConfig(members=CYCLES, snapshots=CYCLES)),
-            training={"learning_rate": 7e-4, "schedule": "cyclic", "cycles": CYCLES, "warmup": 0.0},
+            training={
+                "learning_rate": 7e-4,
+                "schedule": "cyclic",
+                "cycles": CYCLES,
+                "warmup": 0.0,
+                "snapshots": CYCLES,
+                "members": CYCLES,
+            },
         ),
     },
 )

@@ -4,6 +4,7 @@ from bayeslora.posterior.adalora import AdaloraConfig, AdaloraPosterior
 from bayeslora.posterior.base import Factors, LayerFactors, Posterior
 from bayeslora.posterior.blob import BlobConfig, BlobPosterior
 from bayeslora.posterior.contextual import ContextualConfig, ContextualPosterior
+from bayeslora.posterior.decoupled import DecoupledConfig, DecoupledPosterior
 from bayeslora.posterior.dropout import DropoutConfig, DropoutPosterior
 from bayeslora.posterior.ensemble import EnsembleConfig, EnsemblePosterior
 from bayeslora.posterior.inducing import InducingPosterior
@@ -15,6 +16,7 @@ from bayeslora.posterior.meanfield import MeanFieldConfig, MeanFieldPosterior
 from bayeslora.posterior.point import PointConfig, PointPosterior
 from bayeslora.posterior.projection import IllConditionedError, JitterWarning
 from bayeslora.posterior.registry import POSTERIORS, build_posterior
+from bayeslora.posterior.snapshots import Snapshots
 
 __all__ = [
     "KL",
@@ -25,6 +27,8 @@ __all__ = [
     "BlobPosterior",
     "ContextualConfig",
     "ContextualPosterior",
+    "DecoupledConfig",
+    "DecoupledPosterior",
     "DropoutConfig",
     "DropoutPosterior",
     "EnsembleConfig",
@@ -46,6 +50,7 @@ __all__ = [
     "PointConfig",
     "PointPosterior",
     "Posterior",
+    "Snapshots",
     "build_posterior",
     "kl_weight",
 ]

@@ -127,7 +127,7 @@ class AdaloraPosterior(Posterior):
     # Sharing out the rank -------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def after_step(self, step: int, steps: int) -> None:
+    def _after_step(self, step: int, steps: int) -> None:
         """Measure what every triplet is worth and, where that is due, zero those outside of the budget."""
         if any(parameter.grad is None for parameter in self.parameters()):
             return  # this adapter is not the one that is being trained
@@ -182,7 +182,7 @@ class AdaloraPosterior(Posterior):
 
     def _forget(self) -> None:
         for name, buffer in self.named_buffers():
-            if not name.startswith("kept_"):
+            if name.startswith(("sensitivity_", "uncertainty_")):
                 buffer.zero_()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,9 +17,12 @@ from bayeslora.posterior.inner import Inner
 from bayeslora.posterior.kl import KL
 from bayeslora.posterior.layers import LayerGroup, LayerShape, group_by_shape, layer_positions, lora_start
 from bayeslora.posterior.noise import KeptNoise, Variates, standard_normal
+from bayeslora.posterior.snapshots import Snapshots, balanced_choice, side_by_side, take_turns
 
 POINT_KINDS: Mapping[str, str] = {"point_A_": "weights_a", "point_B_": "weights_b"}
 """What the parameters of layers with a point estimate are to an optimiser."""
+
+NOTHING_KEPT = Snapshots()
 
 
 class LayerFactors(NamedTuple):
@@ -126,13 +129,14 @@ class Posterior(nn.Module, ABC):
         config: settings, an instance of ``config_class``; its defaults if not given.
         seed: seed of the initial values; the global random state is not touched.
         points: names of layers that have a point estimate instead, as LoRA has; subclasses never see them.
+        snapshots: how much of its training is remembered: in evaluation, draws come from the last snapshots in turn.
     """
 
     config_class: ClassVar[type]
     """Dataclass of the settings, validated at construction."""
 
-    stochastic: ClassVar[bool] = True
-    """Whether draws differ at all."""
+    stochastic: bool = True
+    """Whether draws differ at all; those of a mixture over snapshots always do."""
 
     has_width: ClassVar[bool] = True
     """Whether draws depend on the posterior's scale; a set of points has no width to multiply."""
@@ -161,7 +165,12 @@ class Posterior(nn.Module, ABC):
     or along ``both``, without AdamW."""
 
     def __init__(
-        self, layers: Sequence[LayerShape], config: Any = None, seed: int = 0, points: Collection[str] = ()
+        self,
+        layers: Sequence[LayerShape],
+        config: Any = None,
+        seed: int = 0,
+        points: Collection[str] = (),
+        snapshots: Snapshots = NOTHING_KEPT,
     ) -> None:
         super().__init__()
         self.config = self.config_class() if config is None else config
@@ -171,11 +180,30 @@ class Posterior(nn.Module, ABC):
         self._scale = 1.0
         self._variates: Variates = "independent"
         self._kept_noise: KeptNoise | None = None
+        self.snapshots = snapshots
+        self._kept_names: list[str] = []
+        self._member: int | None = None  # the snapshot in use
         generator = torch.Generator().manual_seed(seed)
         self._initialise(generator)
         for group in self.point_groups:
             for factor, value in lora_start(group, generator).items():
                 self._add(f"point_{factor}_{group.key}", value)
+        if snapshots.kept:
+            self._remember_snapshots()
+
+    def _remember_snapshots(self) -> None:
+        """Room for the members of a mixture: whatever an adapter consists of, ``[L, K, ...]``."""
+        self.stochastic = True
+        self._kept_names = [name for name, tensor in self.state_dict().items() if tensor.ndim]
+        for name in self._kept_names:
+            layers, *rest = getattr(self, name).shape
+            self._remember(f"kept_{name}", getattr(self, name).new_zeros((layers, self.snapshots.kept, *rest)))
+        self._remember("taken", torch.zeros((), dtype=torch.int64))
+
+    @property
+    def held(self) -> int:
+        """How many snapshots there are to draw from; with none, draws come from the parameters."""
+        return min(int(self.get_buffer("taken")), self.snapshots.kept) if self.snapshots.kept else 0
 
     @property
     def all_groups(self) -> tuple[LayerGroup, ...]:
@@ -207,7 +235,7 @@ class Posterior(nn.Module, ABC):
         self._variates = variates
         try:
             with self._full_precision():
-                return self._with_points(self._draw(n, generator))
+                return self._draw_members(n, generator)
         finally:
             self._variates = "independent"
 
@@ -227,7 +255,30 @@ class Posterior(nn.Module, ABC):
         The rank of these factors may exceed the layer's rank where the mean of the product asks for it.
         """
         with self._full_precision():
-            return self._with_points(self._mean())
+            if not self.held:
+                return self._with_points(self._mean())
+            means = take_turns([self._of_member(member, self._mean) for member in range(self.held)])
+        A, B = side_by_side(means.A, means.B)
+        return replace(means, A=A, B=B)
+
+    def _draw_members(self, n: int, generator: torch.Generator | None) -> Factors:
+        """Draws of the parameters in training, of the snapshots in turn in evaluation, where there are any."""
+        if self.training or not self.held:
+            return self._with_points(self._draw(n, generator))
+        order = balanced_choice(min(n, self.held), self.held, generator, torch.device("cpu")).tolist()
+
+        def draws(place: int, member: int) -> Factors:
+            return self._of_member(member, lambda: self._draw(len(range(place, n, self.held)), generator))
+
+        return take_turns([draws(place, member) for place, member in enumerate(order)])
+
+    def _of_member(self, member: int, make: Callable[[], Factors]) -> Factors:
+        """What a snapshot makes."""
+        self._member = member
+        try:
+            return self._with_points(make())
+        finally:
+            self._member = None
 
     def _with_points(self, factors: Factors) -> Factors:
         """The same with the layers that have a point estimate."""
@@ -255,6 +306,8 @@ class Posterior(nn.Module, ABC):
         count = len(self.groups)
         with self._full_precision():
             self._start_from(replace(factors, groups=self.groups, A=factors.A[:count], B=factors.B[:count]))
+        if self.snapshots.kept:
+            self.get_buffer("taken").zero_()
         for group, A, B in zip(self.point_groups, factors.A[count:], factors.B[count:], strict=True):
             self.get_parameter(f"point_A_{group.key}").copy_(A[:, 0])
             self.get_parameter(f"point_B_{group.key}").copy_(B[:, 0])
@@ -272,17 +325,24 @@ class Posterior(nn.Module, ABC):
 
     def draw_count(self, samples: int) -> int:
         """How many draws a prediction takes whose budget is ``samples``, at least 1: fewer where more would be the same."""
-        return samples if self.stochastic else 1
+        return samples if type(self).stochastic else max(1, self.held)
 
     def penalty(self) -> Tensor | None:
         """What training adds to the loss besides the KL, with its weight in it; nothing for most posteriors."""
         return None
 
     def after_step(self, step: int, steps: int) -> None:
-        """Told after each of ``steps`` optimiser steps, counted from 1, while the gradients are still there.
+        """Told after each of ``steps`` optimiser steps, counted from 1, while the gradients are still there."""
+        self._after_step(step, steps)
+        if self.snapshots.kept and self.snapshots.due(step, steps):
+            self._take_snapshot()
 
-        What a posterior remembers from step to step must be buffers: they are saved with checkpoints.
-        """
+    @torch.no_grad()
+    def _take_snapshot(self) -> None:
+        taken = self.get_buffer("taken")
+        for name in self._kept_names:
+            self.get_buffer(f"kept_{name}")[:, int(taken) % self.snapshots.kept] = getattr(self, name)
+        taken += 1
 
     def kind(self, name: str) -> str:
         """What a parameter is to an optimiser, by its name; ``scale`` is a logit whose gradient the KL dominates."""
@@ -305,6 +365,9 @@ class Posterior(nn.Module, ABC):
 
     @abstractmethod
     def _start_from(self, factors: Factors) -> None: ...
+
+    def _after_step(self, step: int, steps: int) -> None:
+        """See :meth:`after_step`. What is remembered from step to step must be buffers: they are saved with checkpoints."""
 
     def _aim(self, slope: Factors) -> None:
         """See :meth:`aim`; for posteriors that declare :attr:`aims`."""
@@ -330,8 +393,13 @@ class Posterior(nn.Module, ABC):
         return torch.autocast(self._reference.device.type, enabled=False)
 
     def _tensor(self, name: str) -> Tensor:
-        """A parameter or buffer by name, in at least float32 (trainers may have cast it to half precision)."""
+        """A parameter or buffer by name, in at least float32 (trainers may have cast it to half precision).
+
+        While a snapshot is in use, what it was then.
+        """
         tensor: Tensor = getattr(self, name)
+        if self._member is not None and name in self._kept_names:
+            tensor = self.get_buffer(f"kept_{name}")[:, self._member]
         return tensor if tensor.dtype == torch.float64 else tensor.float()
 
     def _noise(self, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:

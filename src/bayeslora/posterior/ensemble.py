@@ -1,8 +1,7 @@
-"""K points: deep ensembles and checkpoint ensembles as a posterior (methods cards 3 and 4)."""
+"""K points: deep ensembles as a posterior (methods card 4)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from bayeslora.posterior.base import Factors, Posterior
 from bayeslora.posterior.layers import lora_start
+from bayeslora.posterior.snapshots import balanced_choice, side_by_side
 
 
 @dataclass(frozen=True)
@@ -76,17 +76,3 @@ class EnsemblePosterior(Posterior):
         for group, A, B in zip(self.groups, factors.A, factors.B, strict=True):
             self.get_parameter(f"A_{group.key}").copy_(A.expand(-1, self.members, -1, -1))
             self.get_parameter(f"B_{group.key}").copy_(B.expand(-1, self.members, -1, -1))
-
-
-def balanced_choice(n: int, members: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
-    """``n`` members' numbers in random order, each as often as any other but for one."""
-    source = generator.device if generator is not None else device
-    rounds = [torch.randperm(members, generator=generator, device=source) for _ in range(-(-n // members))]
-    return torch.cat(rounds)[:n].to(device)
-
-
-def side_by_side(A: Sequence[Tensor], B: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """``1/K Σ_k B_k A_k`` of members ``A [L, K, R, i]`` and ``B [L, K, o, R]`` as one pair of factors of rank ``K R``."""
-    wide = tuple(a.flatten(1, 2).unsqueeze(1) for a in A)
-    tall = tuple(b.mT.flatten(1, 2).mT.unsqueeze(1) / b.shape[1] for b in B)
-    return wide, tall

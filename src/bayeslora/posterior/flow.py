@@ -91,21 +91,37 @@ def reset_to_identity(parameters: FlowParameters) -> None:
     shifts.zero_()
 
 
-def apply_flow(parameters: FlowParameters, x: Tensor) -> tuple[Tensor, Tensor]:
+def apply_flow(parameters: FlowParameters, x: Tensor, *, odd: bool = False) -> tuple[Tensor, Tensor]:
     """Push ``x [M, rows, m_c]`` through the flow; also ``log|det J|`` of every row, ``[M, rows]``.
 
     Every second layer runs over the columns in reverse, so that each column gets to depend on all others.
+
+    Args:
+        parameters: of the flows.
+        x: what is pushed through.
+        odd: take the odd part of every layer, ``½ (T(x) − T(−x))``: with the mean of the slopes at ``x`` and ``−x`` and half
+            the difference of the shifts it is a map of the same form, and what is symmetric about zero stays so.
     """
     log_det = x.new_zeros(x.shape[:-1])
     for index in range(parameters.depth):
         reverse = index % 2 == 1
         x = x.flip(-1) if reverse else x
-        slope, shift = _network(parameters.layer(index), x).chunk(2, dim=-1)
-        slope = F.softplus(slope) + MIN_SLOPE
+        both = torch.cat([x, -x], dim=1) if odd else x
+        slopes, shifts = (
+            half.chunk(2 if odd else 1, dim=1) for half in _slopes_and_shifts(parameters.layer(index), both)
+        )
+        slope, shift = slopes[0], shifts[0]
+        if odd:
+            slope, shift = 0.5 * (slope + slopes[1]), 0.5 * (shift - shifts[1])
         x = slope * x + shift
         x = x.flip(-1) if reverse else x
         log_det = log_det + slope.log().sum(-1)
     return x, log_det
+
+
+def _slopes_and_shifts(layer: FlowParameters, x: Tensor) -> tuple[Tensor, Tensor]:
+    slope, shift = _network(layer, x).chunk(2, dim=-1)
+    return F.softplus(slope) + MIN_SLOPE, shift
 
 
 def _network(layer: FlowParameters, x: Tensor) -> Tensor:

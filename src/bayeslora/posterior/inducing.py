@@ -29,6 +29,7 @@ from bayeslora.posterior.kl import (
     gaussian_entropy,
     half_log_det,
     matrix_normal_kl,
+    standard_normal_energy,
     standard_normal_kl,
 )
 from bayeslora.posterior.layers import LayerGroup
@@ -185,7 +186,8 @@ class InducingPosterior(Posterior):
             self._mean_rows(block).copy_(core if self.config.whitened else _unwhiten(core, exact))
         for size in self._stacks:
             if self.config.flow_depth > 0:
-                reset_to_identity(self._raw_flow(size))
+                names = FlowParameters._fields
+                reset_to_identity(FlowParameters(*(self.get_parameter(f"flow_{n}_{_size_key(size)}") for n in names)))
 
     def _aim(self, slope: Factors) -> None:
         """Span the slope of ``B`` where that starts at zero.
@@ -226,9 +228,9 @@ class InducingPosterior(Posterior):
         logit = self._tensor(f"lambda_logit_{block.key}")
         return self.scale * self.config.max_lambda * torch.sigmoid(logit)
 
-    def _raw_flow(self, size: tuple[int, int]) -> FlowParameters:
+    def _flow(self, size: tuple[int, int]) -> FlowParameters:
         names = FlowParameters._fields
-        return FlowParameters(*(getattr(self, f"flow_{name}_{_size_key(size)}") for name in names))
+        return FlowParameters(*(self._tensor(f"flow_{name}_{_size_key(size)}") for name in names))
 
     def _projections(self) -> Projected:
         sides = [
@@ -245,7 +247,7 @@ class InducingPosterior(Posterior):
         base = torch.addcmul(mean.unsqueeze(1), self.inducing_sd(size).unsqueeze(1), noise)
         if self.config.flow_depth == 0:
             return _Latent(base, base.new_zeros(base.shape[:2]))
-        rows, log_det = apply_flow(self._raw_flow(size).to(base.dtype), base.flatten(1, 2))
+        rows, log_det = apply_flow(self._flow(size).to(base.dtype), base.flatten(1, 2))
         return _Latent(rows.view_as(base), log_det.unflatten(1, base.shape[1:3]).sum(-1))
 
     def _sample(self, n: int, generator: torch.Generator | None) -> Latents:
@@ -361,11 +363,11 @@ class InducingPosterior(Posterior):
     def _cross_entropy(self, latents: Latents) -> Tensor:
         """``−log p`` of the latents under their prior, averaged over the draws and summed over layers."""
         if self.config.whitened:
-            return torch.stack([_standard_energy(x.value) for x in latents.values()]).sum()
+            return torch.stack([standard_normal_energy(x.value) for x in latents.values()]).sum()
         terms = []
         for block, sides in self._projections():
             whitened = self._whiten(latents[block.size].value[block.rows], sides)
-            terms.append(_standard_energy(whitened) + half_log_det(sides.row.chol, sides.col.chol))
+            terms.append(standard_normal_energy(whitened) + half_log_det(sides.row.chol, sides.col.chol))
         return torch.stack(terms).sum()
 
 
@@ -405,9 +407,3 @@ def _size_key(size: tuple[int, int]) -> str:
 def _inverse_bound(value: float, bound: float) -> float:
     """Logit for which ``bound · sigmoid(logit)`` is ``value``."""
     return math.log(value / (bound - value))
-
-
-def _standard_energy(value: Tensor) -> Tensor:
-    """``−log N(value; 0, I)`` of ``[M, n, m_r, m_c]``, averaged over ``n`` and summed over the rest."""
-    energy = 0.5 * (value.square() + math.log(2.0 * math.pi))
-    return energy.mean(1).sum()

@@ -72,6 +72,12 @@ def standard_normal_kl(mean: Tensor, sd: Tensor) -> Tensor:
     return 0.5 * (sd.square() + mean.square() - 1.0 - 2.0 * sd.log()).sum()
 
 
+def standard_normal_energy(value: Tensor) -> Tensor:
+    """``−log N(value; 0, I)`` of draws ``[M, n, ...]``, averaged over ``n`` and summed over the rest."""
+    energy = 0.5 * (value.square() + math.log(2.0 * math.pi))
+    return energy.mean(1).sum()
+
+
 def gaussian_entropy(sd: Tensor) -> Tensor:
     """Entropy of independent Gaussians, summed over every entry."""
     return (sd.log() + 0.5 * math.log(2.0 * math.pi * math.e)).sum()

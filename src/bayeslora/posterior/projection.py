@@ -50,14 +50,18 @@ class Projection(NamedTuple):
     chol: Tensor
 
 
-def project(sides: Sequence[Side]) -> list[Projection]:
-    """Projectors of all sides; sides of equal ``m`` share one batched Cholesky call."""
+def project(sides: Sequence[Side], jitter: float | None = None) -> list[Projection]:
+    """Projectors of all sides; sides of equal ``m`` share one batched Cholesky call.
+
+    With ``D`` and ``jitter`` all but zero, the rows of ``P`` are orthonormal.
+    """
+    jitter = BASE_JITTER if jitter is None else jitter
     by_size: dict[int, list[int]] = {}
     for index, side in enumerate(sides):
         by_size.setdefault(side.z.shape[-2], []).append(index)
     projections: dict[int, Projection] = {}
     for members in by_size.values():
-        stacked_d, stacked_chol = _factorise([sides[k] for k in members])
+        stacked_d, stacked_chol = _factorise([sides[k] for k in members], jitter)
         counts = [sides[k].z.shape[0] for k in members]
         pieces = zip(members, stacked_d.split(counts), stacked_chol.split(counts), strict=True)
         for index, d, chol in pieces:
@@ -65,7 +69,7 @@ def project(sides: Sequence[Side]) -> list[Projection]:
     return [projections[index] for index in range(len(sides))]
 
 
-def _factorise(sides: Sequence[Side]) -> tuple[Tensor, Tensor]:
+def _factorise(sides: Sequence[Side], base_jitter: float) -> tuple[Tensor, Tensor]:
     """``D`` with the jitter folded in, and the Cholesky factor of ``Z Zᵀ + D²``, both stacked.
 
     The kernel squares the condition of ``Z``, and a random square ``Z`` can be close to singular: in float32 the projectors
@@ -80,7 +84,7 @@ def _factorise(sides: Sequence[Side]) -> tuple[Tensor, Tensor]:
     gram = torch.cat([_gram(side.z.to(precise)) for side in sides])
     d2 = torch.cat([side.d for side in sides]).to(precise).square()
     unit = gram.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
-    jitter = torch.full_like(unit, BASE_JITTER)
+    jitter = torch.full_like(unit, base_jitter)
     while True:
         jittered = d2 + jitter * unit
         chol, info = torch.linalg.cholesky_ex(gram + torch.diag_embed(jittered))

@@ -9,9 +9,10 @@ from typing import Any
 from bayeslora.errors import did_you_mean
 from bayeslora.kinds import check_kinds
 from bayeslora.posterior.adalora import AdaloraPosterior
-from bayeslora.posterior.base import Posterior
+from bayeslora.posterior.base import NOTHING_KEPT, Posterior
 from bayeslora.posterior.blob import BlobPosterior
 from bayeslora.posterior.contextual import ContextualPosterior
+from bayeslora.posterior.decoupled import DecoupledPosterior
 from bayeslora.posterior.dropout import DropoutPosterior
 from bayeslora.posterior.ensemble import EnsemblePosterior
 from bayeslora.posterior.inducing import InducingPosterior
@@ -19,14 +20,14 @@ from bayeslora.posterior.laplace import LaplacePosterior
 from bayeslora.posterior.layers import LayerShape
 from bayeslora.posterior.meanfield import MeanFieldPosterior
 from bayeslora.posterior.point import PointPosterior
-from bayeslora.posterior.snapshots import SnapshotPosterior
+from bayeslora.posterior.snapshots import Snapshots
 from bayeslora.posterior.tfb import TfbPosterior
 
 POSTERIORS: dict[str, type[Posterior]] = {
+    "decoupled": DecoupledPosterior,
     "inducing": InducingPosterior,
     "point": PointPosterior,
     "ensemble": EnsemblePosterior,
-    "snapshots": SnapshotPosterior,
     "tfb": TfbPosterior,
     "dropout": DropoutPosterior,
     "meanfield": MeanFieldPosterior,
@@ -63,13 +64,16 @@ def build_posterior(
     settings: Mapping[str, Any] | None = None,
     seed: int = 0,
     points: Collection[str] = (),
+    snapshots: Snapshots = NOTHING_KEPT,
 ) -> Posterior:
     """A fresh posterior over these layers, with a point estimate in those named as ``points``."""
     config = posterior_config(name, settings or {})
     if points and not POSTERIORS[name].partial:
         allowed = _listed([known for known, it in POSTERIORS.items() if it.partial])
         raise ValueError(f"posterior {name!r} covers all layers or none; those that can leave some out are {allowed}")
-    return POSTERIORS[name](layers, config, seed, points)
+    if snapshots.kept and POSTERIORS[name].amortised:
+        raise ValueError(f"posterior {name!r} depends on the input, so snapshots of it have no common mean; keep none")
+    return POSTERIORS[name](layers, config, seed, points, snapshots)
 
 
 def _listed(names: Sequence[str] | Mapping[str, Any]) -> str:

@@ -1,93 +1,72 @@
-"""A LoRA that remembers where its training came by: checkpoint ensembles (methods card 3)."""
+"""A trained distribution that remembers where its training came by, and is drawn from as a mixture (methods card 3)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from bayeslora.posterior.base import Factors
-from bayeslora.posterior.ensemble import balanced_choice, side_by_side
-from bayeslora.posterior.point import PointPosterior
+if TYPE_CHECKING:
+    from bayeslora.posterior.base import Factors
 
 
-@dataclass(frozen=True, kw_only=True)
-class SnapshotConfig:
-    """Settings of :class:`SnapshotPosterior`.
+@dataclass(frozen=True)
+class Snapshots:
+    """How much of its training a posterior remembers; nothing by default.
 
     Attributes:
-        members: how many of the last snapshots are kept.
-        snapshots: how many are taken in a training run, at equal distances, the last one at its end.
+        taken: how many snapshots are taken in a training run, at equal distances, the last one at its end.
+        kept: how many of the last ones make up the mixture.
     """
 
-    members: int = 3
-    snapshots: int = 4
+    taken: int = 0
+    kept: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.members <= self.snapshots:
+        if self.taken < 0 or self.kept < 0 or self.kept > self.taken or (self.taken > 0) != (self.kept > 0):
             raise ValueError(
-                f"members must be at least 1 and at most snapshots, got {self.members} of {self.snapshots}"
+                f"members must be at least 1 and at most snapshots, or both 0, got {self.kept} of {self.taken}"
             )
 
+    def due(self, step: int, steps: int) -> bool:
+        """Whether one is to be taken after a step, counted from 1, of so many."""
+        share = self.taken / steps
+        return int(step * share + 1e-9) > int((step - 1) * share + 1e-9)
 
-class SnapshotPosterior(PointPosterior):
-    """The uniform distribution over the last ``K`` snapshots of one LoRA in training.
 
-    In training every draw is the LoRA itself; in evaluation draws are snapshots, each as often as any other. Before the
-    first snapshot there is only the LoRA.
+def balanced_choice(n: int, members: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
+    """``n`` members' numbers in random order, each as often as any other but for one."""
+    source = generator.device if generator is not None else device
+    rounds = [torch.randperm(members, generator=generator, device=source) for _ in range(-(-n // members))]
+    return torch.cat(rounds)[:n].to(device)
+
+
+def side_by_side(A: Sequence[Tensor], B: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """``1/K Σ_k B_k A_k`` of members ``A [L, K, R, i]`` and ``B [L, K, o, R]`` as one pair of factors of rank ``K R``."""
+    wide = tuple(a.flatten(1, 2).unsqueeze(1) for a in A)
+    tall = tuple(b.mT.flatten(1, 2).mT.unsqueeze(1) / b.shape[1] for b in B)
+    return wide, tall
+
+
+def take_turns(parts: Sequence[Factors]) -> Factors:
+    """Draws of several members as one set: first the first one of each, then the second ones, and so on.
+
+    The members come with equally many draws, but for those at the end, which may have one less.
     """
+    counts = [part.n for part in parts]
+    starts = [sum(counts[:k]) for k in range(len(counts))]
+    order = [starts[k] + j for j in range(counts[0]) for k in range(len(counts)) if j < counts[k]]
 
-    config_class = SnapshotConfig
-    config: SnapshotConfig
-    stochastic = True
+    def join(stacks: Sequence[Tensor]) -> Tensor:
+        whole = [stack.expand(-1, count, *stack.shape[2:]) for stack, count in zip(stacks, counts, strict=True)]
+        return torch.cat(whole, dim=1)[:, order]
 
-    def _initialise(self, generator: torch.Generator) -> None:
-        super()._initialise(generator)
-        for group in self.groups:
-            for factor, shape in group.factor_shapes.items():
-                self._remember(f"kept_{factor}_{group.key}", torch.zeros(len(group), self.config.members, *shape))
-        self._remember("taken", torch.zeros((), dtype=torch.int64))
-
-    @property
-    def held(self) -> int:
-        """How many snapshots there are to draw from."""
-        return min(int(self.get_buffer("taken")), self.config.members)
-
-    def after_step(self, step: int, steps: int) -> None:
-        """Take a snapshot where one is due."""
-        share = self.config.snapshots / steps
-        if int(step * share + 1e-9) > int((step - 1) * share + 1e-9):
-            self._take()
-
-    @torch.no_grad()
-    def _take(self) -> None:
-        taken = self.get_buffer("taken")
-        for name, parameter in self.named_parameters():
-            self.get_buffer(f"kept_{name}")[:, int(taken) % self.config.members] = parameter
-        taken += 1
-
-    def draw_count(self, samples: int) -> int:
-        """Every snapshot once, whatever the budget."""
-        return max(1, self.held)
-
-    def _draw(self, n: int, generator: torch.Generator | None) -> Factors:
-        if self.training or not self.held:
-            return super()._draw(n, generator)
-        chosen = balanced_choice(n, self.held, generator, self._reference.device)
-        A, B = (tuple(stack.index_select(1, chosen) for stack in self._snapshots(factor)) for factor in ("A", "B"))
-        return Factors(self.groups, A, B)
-
-    def _mean(self) -> Factors:
-        if not self.held:
-            return super()._mean()
-        return Factors(self.groups, *side_by_side(self._snapshots("A"), self._snapshots("B")))
-
-    def _snapshots(self, factor: str) -> Sequence[Tensor]:
-        """Snapshots of one factor per group, ``[L, held, ...]``."""
-        return [self._tensor(f"kept_{factor}_{group.key}")[:, : self.held] for group in self.groups]
-
-    def _start_from(self, factors: Factors) -> None:
-        super()._start_from(factors)
-        self.get_buffer("taken").zero_()
+    A, B = (tuple(map(join, zip(*sides, strict=True))) for sides in ([p.A for p in parts], [p.B for p in parts]))
+    inners = tuple(
+        replace(same[0], tensors=tuple(map(join, zip(*(inner.tensors for inner in same), strict=True))))
+        for same in zip(*(part.inners for part in parts), strict=True)
+    )
+    return replace(parts[0], A=A, B=B, inners=inners, latents=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -68,7 +68,8 @@ class TfbPosterior(PointPosterior):
 
     config_class = TfbConfig
     config: TfbConfig
-    stochastic: ClassVar[bool] = True
+    stochastic = True
+    has_width = True
 
     def _initialise(self, generator: torch.Generator) -> None:
         super()._initialise(generator)

@@ -94,7 +94,7 @@ def with_method(method: str) -> Change:
     return lambda config: (
         config
         if config.method == method
-        else replace(config, method=method, adapter=replace(config.adapter, settings={}))
+        else replace(config, method=method, adapter=replace(config.adapter, posterior=None, settings={}))
     )
 
 

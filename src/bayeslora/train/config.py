@@ -10,13 +10,17 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from tyro.constructors import PrimitiveConstructorSpec
 
 from bayeslora.depth import check_depth
 from bayeslora.errors import InputError, did_you_mean
 from bayeslora.kinds import check_kinds
+from bayeslora.posterior.snapshots import Snapshots
+
+if TYPE_CHECKING:
+    from bayeslora.methods import Method
 
 Schedule = Literal["linear", "cosine", "cyclic", "multistep", "constant"]
 
@@ -93,6 +97,8 @@ class AdapterConfig:
     """Transformer layers to adapt: all, last:K, or a fraction such as 0.5 for the upper half."""
     stochastic_layers: str = "all"
     """Layers with a distribution, counted likewise. Those below have a point, so that all draws share what they compute."""
+    posterior: str | None = None
+    """Distribution of the method, where it has several, such as decoupled or inducing; by default the preset's."""
     settings: Annotated[Mapping[str, Any], _Pairs] = field(default_factory=dict)
     """Settings of the posterior that differ from the preset, such as flow_depth=0 init_sd_u=0.1."""
 
@@ -155,6 +161,10 @@ class TrainingConfig:
     patience: int | None = None
     """Evaluations without a better validation NLL after which training stops, keeping the best; 0 never stops and
     keeps the last."""
+    snapshots: int | None = None
+    """How often training remembers the distribution, at equal distances, the last time at its end; 0 never does."""
+    members: int | None = None
+    """How many of the last snapshots predictions are drawn from, in turn."""
     cache_trunk: bool = False
     """Compute the frozen layers below the adapter once and keep their output: exact, and fast if layers is last:K."""
     gradient_checkpointing: bool = False
@@ -165,7 +175,7 @@ class TrainingConfig:
         for name in ("epochs", "batch_size", "micro_batch", "cycles", "draws", "eval_every"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
-        for name in ("aim", "patience"):
+        for name in ("aim", "patience", "snapshots", "members"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 0)
         for name in ("weight_decay", "kl_beta"):
@@ -261,10 +271,19 @@ def resolve(config: RunConfig) -> RunConfig:
 
     method = find_method(config.method)
     preset = find_preset(method, config.preset)
-    distribution = method.distribution()
-    settings = {**preset.settings, **config.adapter.settings}
+    posterior = config.adapter.posterior or preset.posterior or method.posterior
+    if posterior not in method.posteriors:
+        hint = did_you_mean(posterior, method.posteriors)
+        raise InputError(
+            f"method {method.name!r} has no posterior {posterior!r}{hint}; it has {', '.join(method.posteriors)}"
+        )
+    distribution = method.distribution(posterior)
+    settings = {
+        **(preset.settings if posterior == (preset.posterior or method.posterior) else {}),
+        **config.adapter.settings,
+    }
     try:
-        settings = asdict(make_settings(method.posterior, distribution.config_class, settings))
+        settings = asdict(make_settings(posterior, distribution.config_class, settings))
     except ValueError as error:
         raise InputError(f"settings of method {method.name!r}: {error}") from error
     given = {name: value for name in _names(TrainingConfig) if (value := getattr(config.training, name)) is not None}
@@ -278,11 +297,21 @@ def resolve(config: RunConfig) -> RunConfig:
             f"stochastic_layers is {config.adapter.stochastic_layers!r}, but method {method.name!r} covers all layers alike; "
             "use 'all'"
         )
+    _check_snapshots(method, training["snapshots"], training["members"])
     return replace(
         config,
-        adapter=replace(config.adapter, settings=settings),
+        adapter=replace(config.adapter, posterior=posterior, settings=settings),
         training=TrainingConfig(**training),
     )
+
+
+def _check_snapshots(method: Method, snapshots: int, members: int) -> None:
+    if snapshots and (method.make is not None or method.peft is not None):
+        raise InputError(f"snapshots is {snapshots}, but method {method.name!r} is not trained itself; leave it at 0")
+    try:
+        Snapshots(taken=snapshots, kept=members)
+    except ValueError as error:
+        raise InputError(str(error)) from error
 
 
 def to_dict(config: Any) -> Any:
@@ -322,9 +351,17 @@ def saved_run(values: Mapping[str, Any]) -> RunConfig:
     and those that a method decides, which saved runs never leave open, at what they were for all methods."""
     from bayeslora.methods.base import COMMON
 
-    config = from_dict(values)
+    config = _checkpoint_ensemble(from_dict(values))
     later = {name: value for name, value in COMMON.items() if getattr(config.training, name) is None}
     return replace(config, training=replace(config.training, **later))
+
+
+def _checkpoint_ensemble(config: RunConfig) -> RunConfig:
+    """A checkpoint ensemble as earlier versions saved it, whose snapshots were settings of its posterior."""
+    kept = {name: config.adapter.settings[name] for name in ("snapshots", "members") if name in config.adapter.settings}
+    if config.method != "checkpoint-ensemble" or not kept:
+        return config
+    return replace(config, adapter=replace(config.adapter, settings={}), training=replace(config.training, **kept))
 
 
 def differences(mine: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

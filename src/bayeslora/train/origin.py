@@ -26,7 +26,7 @@ def lora_runs(config: RunConfig) -> list[RunConfig]:
         config,
         method="lora",
         start_from=(),
-        adapter=replace(config.adapter, settings={}),
+        adapter=replace(config.adapter, posterior=None, settings={}),
         prediction=PredictionConfig(batch_tokens=config.prediction.batch_tokens, solutions=0),
     )
     return [resolve(replace(lora, seed=config.seed + SEED_DISTANCE * k)) for k in range(count)]

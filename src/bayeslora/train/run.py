@@ -142,13 +142,15 @@ def adapt(loaded: LoadedModel, config: RunConfig) -> PeftModel:
     if foreign is None:
         peft_config = BayesLoraConfig(
             task_type="CAUSAL_LM",
-            posterior=method.posterior,
+            posterior=adapter.posterior or method.posterior,
             settings=dict(adapter.settings),
             r=adapter.rank,
             lora_alpha=adapter.alpha,
             target_modules=list(adapter.targets),
             layers_to_transform=layers,
             stochastic_layers=adapter.stochastic_layers,
+            snapshots=config.training.snapshots or 0,
+            members=config.training.members or 0,
             seed=config.seed,
         )
     else:

@@ -241,15 +241,15 @@ class TrainedModel:
         return replace(predictor, samples=self.samples, layers=self.draw_layers, calibration=self.calibration)
 
 
-def _require_method(model: PeftModel, name: str, directory: RunDirectory) -> None:
-    """Refuse an adapter that is not what a run of this method makes."""
-    method = find_method(name)
-    wanted = None if method.foreign() else method.posterior
+def _require_method(model: PeftModel, config: RunConfig, directory: RunDirectory) -> None:
+    """Refuse an adapter that is not what such a run makes."""
+    method = find_method(config.method)
+    wanted = None if method.foreign() else config.adapter.posterior or method.posterior
     found = getattr(model.peft_config["default"], "posterior", None)
     if found != wanted:
         raise InputError(
-            f"{directory.path}: its settings say method {name!r}, but its adapter holds {found or 'something else'}; restore "
-            f"{directory.config.name}, or train again with --force"
+            f"{directory.path}: its settings say method {method.name!r}, but its adapter holds {found or 'something else'}; "
+            f"restore {directory.config.name}, or train again with --force"
         )
 
 
@@ -287,7 +287,7 @@ def load_run(
     foreign = find_method(config.method).foreign()
     loaded = loaded or load_base(config, device, trust_remote_code=trust_remote_code)
     model = load_adapter(loaded.model, directory.adapter)
-    _require_method(model, config.method, directory)
+    _require_method(model, config, directory)
     calibrated = not raw and directory.calibration.exists()
     calibration = Calibration.load(directory.calibration) if calibrated else Calibration()
     if foreign is not None:

@@ -148,8 +148,10 @@ class _Search:
             method=BASELINE,
             preset=run.preset if run.preset in find_method(BASELINE).presets else "default",
             start_from=(),
-            adapter=replace(run.adapter, settings={}, stochastic_layers="all"),
-            training=replace(run.training, learning_rate=None, rate_multipliers=None, optimiser=None),
+            adapter=replace(run.adapter, posterior=None, settings={}, stochastic_layers="all"),
+            training=replace(
+                run.training, learning_rate=None, rate_multipliers=None, optimiser=None, snapshots=None, members=None
+            ),
         )
         self.report.say("LoRA, which constraints are relative to:")
         return outcomes_of(self.train(config, self.out / "baseline"))
@@ -229,5 +231,5 @@ class _Search:
 
 def _decays(run: RunConfig) -> bool:
     """Whether weight decay is for any parameter of the run."""
-    kinds = find_method(run.method).distribution().parameter_kinds.values()
+    kinds = find_method(run.method).distribution(run.adapter.posterior).parameter_kinds.values()
     return not kinds or run.adapter.stochastic_layers != "all" or any(kind.startswith("weights") for kind in kinds)

@@ -1,0 +1,273 @@
+"""Bayesian-LoRA with a free mean: inducing matrices, a flow and conditional noise around it (methods card 13).
+
+Per adapted layer and random factor ``F`` of shape ``[o_F, i_F]``, with ``σ`` the scale of the prior and ``P`` orthonormal:
+
+    F = M + σ (V P + λ ε),   V = T_φ(s ⊙ E),   ε ~ N(0, I − PᵀP) row by row
+
+written for a wide factor; a tall one is a transposed wide one. ``M`` is a parameter as LoRA's factor is, so the mean can go
+where the data want it at once. ``V [R, m]`` has mean zero, with a flow too, since ``T_φ`` is odd. Under the prior every entry
+of ``F/σ`` is standard normal, and as ``V`` is a function of ``F`` the KL is that of ``F`` itself:
+
+    KL = KL(q(V) ‖ N(0, I)) + ½ R (w − m) (λ² − 1 − 2 ln λ) + ½ ‖M/σ‖²
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from bayeslora.posterior.base import Factors, Posterior
+from bayeslora.posterior.flow import FlowParameters, apply_flow, init_flow
+from bayeslora.posterior.kl import (
+    KL,
+    conditional_noise_kl,
+    gaussian_entropy,
+    standard_normal_energy,
+    standard_normal_kl,
+)
+from bayeslora.posterior.layers import LayerGroup, lora_start
+from bayeslora.posterior.projection import Side, project
+
+RandomFactors = Literal["A", "both"]
+
+JITTER = 1e-12
+"""Part of ``diag(Z Zᵀ)`` that keeps its Cholesky factor finite, in float64: ``P`` is orthonormal up to that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoupledConfig:
+    """Settings of :class:`DecoupledPosterior`.
+
+    Attributes:
+        random_factors: which factors have a distribution: ``A``, with ``B`` a point, or ``both``.
+        inducing_points: how many directions ``m`` of a factor's long side have noise of their own; the rank if not given.
+        width: standard deviation ``s`` of the inducing matrix. LoRA starts ``A`` with entries of ``1/√(3 i)``; in the
+            ``m`` of ``i`` directions that an input is seen through, noise of ``s`` is ``s √(3 m)`` times that, however
+            wide the layer is.
+        noise: scale ``λ`` of the noise in all other directions.
+        learn_widths: train ``s`` and ``λ``, one of each for every factor, instead of keeping them.
+        flow_depth: layers of the flow; 0 leaves a Gaussian.
+        flow_hidden: hidden units of the flow's network.
+        prior_sd: prior standard deviation ``σ`` of a factor's entries.
+    """
+
+    random_factors: RandomFactors = "A"
+    inducing_points: int | None = None
+    width: float = 0.3
+    noise: float = 1e-3
+    learn_widths: bool = False
+    flow_depth: int = 0
+    flow_hidden: int = 16
+    prior_sd: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.random_factors not in get_args(RandomFactors):
+            raise ValueError(
+                f"random_factors must be one of {', '.join(get_args(RandomFactors))}, got {self.random_factors!r}"
+            )
+        if self.inducing_points is not None and self.inducing_points < 1:
+            raise ValueError(f"inducing_points must be at least 1, got {self.inducing_points}")
+        if self.flow_depth < 0:
+            raise ValueError(f"flow_depth must be 0 (no flow) or more, got {self.flow_depth}")
+        if self.flow_hidden < 1:
+            raise ValueError(f"flow_hidden must be at least 1, got {self.flow_hidden}")
+        for name in ("width", "noise", "prior_sd"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be positive and finite, got {value}")
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A random factor of one group of layers, and the rows of the latent stack that belong to it."""
+
+    group: LayerGroup
+    factor: str
+    points: int
+    rows: slice
+
+    @property
+    def key(self) -> str:
+        return f"{self.factor}_{self.group.key}"
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Of its inducing matrix, ``(R, m)``."""
+        return self.group.rank, self.points
+
+    @property
+    def long(self) -> int:
+        """Length ``w`` of its long side."""
+        return self.group.in_features if self.factor == "A" else self.group.out_features
+
+
+class _Latent(NamedTuple):
+    """Draws of all inducing matrices of one size, ``[M, n, R, m]``, and ``log|det J|``, ``[M, n]``."""
+
+    value: Tensor
+    log_det: Tensor
+
+
+Latents = dict[tuple[int, int], _Latent]
+
+
+class DecoupledPosterior(Posterior):
+    """Bayesian-LoRA's posterior around a free mean.
+
+    Example:
+        >>> from bayeslora.posterior import LayerShape
+        >>> posterior = DecoupledPosterior([LayerShape(f"block{k}.q", 64, 64, rank=4) for k in range(3)])
+        >>> factors = posterior.draw(2, torch.Generator().manual_seed(0))
+        >>> [tuple(f.shape) for f in factors["block1.q"]]
+        [(2, 4, 64), (2, 64, 4)]
+        >>> bool(posterior.mean().product("block1.q").abs().max() == 0)
+        True
+    """
+
+    config_class = DecoupledConfig
+    partial = True
+    capturable = True
+    config: DecoupledConfig
+    parameter_kinds: ClassVar = {
+        "mean_": "mean",
+        "B_": "weights_b",
+        "z_": "points",
+        "log_width_": "scale",
+        "log_noise_": "scale",
+        "flow_": "flow",
+    }
+    rate_multipliers: ClassVar = {"flow": 0.1}
+
+    def _initialise(self, generator: torch.Generator) -> None:
+        def uniform(shape: tuple[int, ...], bound: float) -> Tensor:
+            return bound * (2.0 * torch.rand(tuple(shape), generator=generator) - 1.0)
+
+        config = self.config
+        self._random = ("A",) if config.random_factors == "A" else ("A", "B")
+        self._blocks, self._stacks = self._plan()
+        for group in self.groups:
+            for factor, value in lora_start(group, generator).items():
+                self._add(f"{'mean_' if factor in self._random else ''}{factor}_{group.key}", value)
+        for block in self._blocks:
+            shape = (len(block.group), block.points, block.long)
+            self._add(f"z_{block.key}", torch.randn(shape, generator=generator) / block.long**0.5)
+            if config.learn_widths:
+                self._add(f"log_width_{block.key}", torch.full((len(block.group),), math.log(config.width)))
+                self._add(f"log_noise_{block.key}", torch.full((len(block.group),), math.log(config.noise)))
+        for size, count in self._stacks.items():
+            if config.flow_depth > 0:
+                flow = init_flow(count, size[1], config.flow_depth, config.flow_hidden, uniform)
+                for name, value in flow._asdict().items():
+                    self._add(f"flow_{name}_{size[0]}x{size[1]}", value)
+
+    def _plan(self) -> tuple[tuple[_Block, ...], dict[tuple[int, int], int]]:
+        """Which rows of which latent stack each factor of each group uses, and how tall the stacks are."""
+        blocks: list[_Block] = []
+        stacks: dict[tuple[int, int], int] = {}
+        for group in self.groups:
+            for factor in self._random:
+                block = _Block(group, factor, self.config.inducing_points or group.rank, slice(0))
+                if block.points > block.long:
+                    raise ValueError(
+                        f"inducing_points={block.points} is more than a factor's long side has entries, {block.long}"
+                    )
+                start = stacks.get(block.size, 0)
+                stacks[block.size] = start + len(group)
+                blocks.append(_Block(group, factor, block.points, slice(start, start + len(group))))
+        return tuple(blocks), stacks
+
+    # Pieces -------------------------------------------------------------------------------------------------------
+
+    def _points_of(self, group: LayerGroup, factor: str) -> Tensor:
+        """``M`` of a random factor, or the factor itself where that is a point, ``[L, 1, ...]``."""
+        prefix = "mean_" if factor in self._random else ""
+        return self._tensor(f"{prefix}{factor}_{group.key}").unsqueeze(1)
+
+    def _scales(self, block: _Block) -> tuple[Tensor, Tensor]:
+        """``s`` and ``λ`` of one block, ``[L]``, posterior scale included."""
+        if self.config.learn_widths:
+            return tuple(self.scale * self._tensor(f"log_{name}_{block.key}").exp() for name in ("width", "noise"))  # type: ignore[return-value]
+        reference = self._tensor(f"z_{block.key}")
+        values = (self.config.width, self.config.noise)
+        return tuple(reference.new_full((len(block.group),), self.scale * value) for value in values)  # type: ignore[return-value]
+
+    def _projections(self) -> list[Tensor]:
+        """``P [L, m, w]`` of every block: the inducing points made orthonormal."""
+        points = [self._tensor(f"z_{block.key}") for block in self._blocks]
+        return [it.p for it in project([Side(z, torch.zeros_like(z[..., 0])) for z in points], JITTER)]
+
+    def _widths(self, size: tuple[int, int]) -> Tensor:
+        """``s`` of all inducing matrices of one size, ``[M, R, m]``."""
+        widths = [self._scales(block)[0] for block in self._blocks if block.size == size]
+        return torch.cat(widths).view(-1, 1, 1).expand(-1, *size)
+
+    def _sample(self, n: int, generator: torch.Generator | None) -> Latents:
+        return {
+            size: self._transform(size, self._widths(size).unsqueeze(1) * self._noise((count, n, *size), generator))
+            for size, count in self._stacks.items()
+        }
+
+    def _transform(self, size: tuple[int, int], base: Tensor) -> _Latent:
+        if self.config.flow_depth == 0:
+            return _Latent(base, base.new_zeros(base.shape[:2]))
+        flow = FlowParameters(*(self._tensor(f"flow_{name}_{size[0]}x{size[1]}") for name in FlowParameters._fields))
+        rows, log_det = apply_flow(flow.to(base.dtype), base.flatten(1, 2), odd=True)
+        return _Latent(rows.view_as(base), log_det.unflatten(1, base.shape[1:3]).sum(-1))
+
+    # Draws, mean and KL ---------------------------------------------------------------------------------------------
+
+    def _draw(self, n: int, generator: torch.Generator | None) -> Factors:
+        latents = self._sample(n, generator)
+        drawn: dict[str, list[Tensor]] = {"A": [], "B": []}
+        for block, p in zip(self._blocks, self._projections(), strict=True):
+            noise = self._around(block, p, latents[block.size].value[block.rows], generator)
+            mean = self._points_of(block.group, block.factor)
+            drawn[block.factor].append(mean + (noise if block.factor == "A" else noise.mT))
+        for group in self.groups:
+            if "B" not in self._random:
+                drawn["B"].append(self._points_of(group, "B").expand(-1, n, -1, -1))
+        return Factors(self.groups, tuple(drawn["A"]), tuple(drawn["B"]), latents)
+
+    def _around(self, block: _Block, p: Tensor, core: Tensor, generator: torch.Generator | None) -> Tensor:
+        """``σ (V P + λ E (I − PᵀP))`` for ``V = core [L, n, R, m]``, as ``[L, n, R, w]``."""
+        layers, n, rank, _ = core.shape
+        amount = (self.config.prior_sd * self._scales(block)[1]).view(-1, 1, 1)
+        noise = amount * self._noise((layers, n, rank, block.long), generator).flatten(1, 2)
+        inside = torch.baddbmm(self.config.prior_sd * core.flatten(1, 2), noise, p.mT, alpha=-1.0)
+        return torch.baddbmm(noise, inside, p).unflatten(1, (n, rank))
+
+    def _mean(self) -> Factors:
+        """The factors are independent, so the mean of the product is the product of the means."""
+        A, B = (tuple(self._points_of(group, factor) for group in self.groups) for factor in ("A", "B"))
+        return Factors(self.groups, A, B)
+
+    def _start_from(self, factors: Factors) -> None:
+        for group, A, B in zip(self.groups, factors.A, factors.B, strict=True):
+            for factor, given in (("A", A), ("B", B)):
+                prefix = "mean_" if factor in self._random else ""
+                self.get_parameter(f"{prefix}{factor}_{group.key}").copy_(given[:, 0])
+
+    def _kl(self, factors: Factors | None, generator: torch.Generator | None) -> KL:
+        outside, means = [], []
+        for block in self._blocks:
+            entries = block.group.rank * (block.long - block.points)
+            outside.append(conditional_noise_kl(self._scales(block)[1], entries))
+            mean = self._points_of(block.group, block.factor) / self.config.prior_sd
+            means.append(0.5 * mean.square().sum())
+        if self.config.flow_depth == 0:
+            inducing = [standard_normal_kl(torch.zeros_like(s), s) for s in map(self._widths, self._stacks)]
+        else:
+            latents = None if factors is None else factors.latents  # a mean, or a part of draws, has none
+            inducing = self._sampled_kl(self._sample(1, generator) if latents is None else latents)
+        return KL(torch.stack([*inducing, *means]).sum(), torch.stack(outside).sum())
+
+    def _sampled_kl(self, latents: Latents) -> list[Tensor]:
+        """``E[log q(V) − log p(V)]`` averaged over the draws, with the entropy before the flow in closed form."""
+        return [
+            standard_normal_energy(latent.value) - gaussian_entropy(self._widths(size)) - latent.log_det.mean(1).sum()
+            for size, latent in latents.items()
+        ]
