@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from bayeslora.posterior import KL, DecoupledPosterior, InducingPosterior, LayerShape, MeanFieldPosterior, PointPosterior
+from bayeslora.posterior import (
+    KL,
+    DecoupledPosterior,
+    InducingPosterior,
+    LayerShape,
+    MeanFieldPosterior,
+    PointPosterior,
+)
 from bayeslora.posterior.capture import EAGER, Capture, _aliases
 from bayeslora.posterior.noise import KeptNoise
 

@@ -170,7 +170,9 @@ def test_the_sampled_kl_is_unbiased(depth):
     log_p = Normal(0.0, 1.0).log_prob(draws["q"].A).sum((1, 2))
     free = 2 * (6 - 2)  # dimensions of the noise outside, each N(0, λ²) in some orthonormal basis
     lam = posterior.config.noise
-    log_q_outside = -0.5 * outside.square().sum((1, 2)) / lam**2 - free * torch.tensor(lam * (2 * torch.pi) ** 0.5).log()
+    log_q_outside = (
+        -0.5 * outside.square().sum((1, 2)) / lam**2 - free * torch.tensor(lam * (2 * torch.pi) ** 0.5).log()
+    )
     ratio = log_q_v + log_q_outside - log_p
     error = 6 * ratio.std() / n**0.5
     assert (posterior.kl(draws).total - ratio.mean()).abs() < error

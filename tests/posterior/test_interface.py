@@ -16,10 +16,12 @@ from bayeslora.posterior import (
     EnsemblePosterior,
     InducingConfig,
     InducingPosterior,
+    IvonPosterior,
     LaplacePosterior,
     LayerShape,
     MeanFieldPosterior,
     PointPosterior,
+    SwagPosterior,
     build_posterior,
 )
 from bayeslora.posterior.registry import POSTERIORS as REGISTERED
@@ -49,6 +51,15 @@ def tfb(layers, seed=0):
     return posterior
 
 
+def swag(layers, seed=0):
+    """With a few iterates, which differ."""
+    posterior = SwagPosterior(layers, seed=seed).eval()
+    for step in range(1, 5):
+        randomised(posterior, seed + step)
+        posterior.after_step(step, 4)
+    return posterior
+
+
 POSTERIORS = {
     "point": lambda layers, seed=0: PointPosterior(layers, seed=seed),
     "ensemble": lambda layers, seed=0: EnsemblePosterior(layers, EnsembleConfig(members=3), seed),
@@ -58,6 +69,8 @@ POSTERIORS = {
     "contextual": lambda layers, seed=0: ContextualPosterior(layers, seed=seed).eval(),
     "adalora": lambda layers, seed=0: AdaloraPosterior(layers, seed=seed),
     "laplace": lambda layers, seed=0: LaplacePosterior(layers, seed=seed).eval(),
+    "ivon": lambda layers, seed=0: IvonPosterior(layers, seed=seed),
+    "swag": swag,
     "tfb": tfb,
     "decoupled": decoupled(),
     "decoupled-both": decoupled(random_factors="both", learn_widths=True),
@@ -79,6 +92,8 @@ WIDE = (
     ContextualPosterior,
     LaplacePosterior,
     TfbPosterior,
+    IvonPosterior,
+    SwagPosterior,
 )
 """Posteriors that have a standard deviation for the scale to multiply."""
 

@@ -150,7 +150,10 @@ def test_resolving_changes_nothing_else():
 REFUSED = [
     ({"method": "bayesian-lorra"}, "unknown method 'bayesian-lorra' (did you mean 'bayesian-lora'?); choose lora, "),
     ({"method": "?"}, "unknown method '?'; choose "),
-    ({"preset": "papr"}, "method 'bayesian-lora' has no preset 'papr' (did you mean 'paper'?); choose default, free, paper"),
+    (
+        {"preset": "papr"},
+        "method 'bayesian-lora' has no preset 'papr' (did you mean 'paper'?); choose default, free, paper",
+    ),
     (
         {"adapter": AdapterConfig(settings={"flow_dept": 1})},
         "settings of method 'bayesian-lora': posterior 'inducing' has no setting 'flow_dept'; it has ",

@@ -106,6 +106,12 @@ def test_gains_are_negated_scaled_and_cut():
     assert (gains[:, 1] == -5.0).all()
 
 
+def test_outcomes_that_are_equal_but_for_rounding_stay_as_they_are():
+    values = np.full((3, 1), -0.4) + np.array([[0.0], [5e-17], [0.0]])
+    assert 0 < values.std() < 1e-16
+    np.testing.assert_array_equal(to_gains(values), -values)
+
+
 def test_the_reference_point_is_worse_than_all_feasible_trials_and_than_the_front_to_come():
     """Also where trials so far cover one end of the front only."""
     x = sobol(2, 0, 40, seed=1)

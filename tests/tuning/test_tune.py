@@ -49,6 +49,16 @@ def without_times(path: Path) -> list[dict[str, Any]]:
     return trials
 
 
+def same(mine: Any, other: Any) -> bool:
+    """Whether trials are equal up to rounding, which decides the last digits of what a model proposes: linear algebra may sum in
+    another order where memory lies elsewhere."""
+    if isinstance(mine, dict):
+        return mine.keys() == other.keys() and all(same(part, other[name]) for name, part in mine.items())
+    if isinstance(mine, list):
+        return len(mine) == len(other) and all(map(same, mine, other))
+    return bool(mine == (pytest.approx(other, rel=1e-4) if isinstance(mine, float) else other))
+
+
 @pytest.fixture(autouse=True)
 def quick() -> Iterator[None]:
     with without_intervals(), pytest.MonkeyPatch.context() as patched:
@@ -79,7 +89,7 @@ def test_everything_that_is_promised_is_written(done):
     record = read_json(done / "tuned.json")
     assert record["environment"]["packages"]["torch"] and record["environment"]["botorch"]
     assert record["study"]["run"]["seed"] == 0 and record["study"]["search"] == list(SEARCH)
-    assert len(record["hypervolumes"]) == 5 and record["hypervolumes"] == sorted(record["hypervolumes"])
+    assert len(record["hypervolumes"]) == 5 and record["hypervolumes"] == pytest.approx(sorted(record["hypervolumes"]))
 
 
 def test_the_log_says_what_the_runs_say(done):
@@ -170,7 +180,7 @@ def test_a_search_that_was_killed_ends_as_if_it_had_not_been(stop, done, tmp_pat
     assert [trial["state"] for trial in log].count("done") == stop and log[stop]["state"] == "planned"
     monkeypatch.setattr(pool, "train", train)
     tune(tuning(), tmp_path / "search")
-    assert without_times(tmp_path / "search") == without_times(done)
+    assert same(without_times(tmp_path / "search"), without_times(done))
 
 
 @pytest.mark.slow
@@ -186,7 +196,7 @@ def test_a_killed_process_is_no_loss(done, tmp_path):
     process.wait()
     assert read_json(out / "trials.json")["trials"][2]["state"] == "planned"
     tune(tuning(), out)
-    assert without_times(out) == without_times(done)
+    assert same(without_times(out), without_times(done))
 
 
 @pytest.mark.slow
@@ -358,7 +368,7 @@ def test_a_broken_log_is_refused(text, tmp_path):
 
 def test_without_botorch_it_is_said_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pip install 'bayeslora\[bo\]'"):
+    with pytest.raises(InputError, match="needs BoTorch, which is not installed; run: pip install botorch"):
         tune(tuning(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -9,6 +9,7 @@ from bayeslora.posterior.dropout import DropoutConfig, DropoutPosterior
 from bayeslora.posterior.ensemble import EnsembleConfig, EnsemblePosterior
 from bayeslora.posterior.inducing import InducingPosterior
 from bayeslora.posterior.inducing_config import InducingConfig
+from bayeslora.posterior.ivon import IvonConfig, IvonPosterior
 from bayeslora.posterior.kl import KL, kl_weight
 from bayeslora.posterior.laplace import FactorCurvature, LaplaceConfig, LaplacePosterior, LayerCurvature
 from bayeslora.posterior.layers import LayerGroup, LayerShape
@@ -17,6 +18,7 @@ from bayeslora.posterior.point import PointConfig, PointPosterior
 from bayeslora.posterior.projection import IllConditionedError, JitterWarning
 from bayeslora.posterior.registry import POSTERIORS, build_posterior
 from bayeslora.posterior.snapshots import Snapshots
+from bayeslora.posterior.swag import SwagConfig, SwagPosterior
 
 __all__ = [
     "KL",
@@ -38,6 +40,8 @@ __all__ = [
     "IllConditionedError",
     "InducingConfig",
     "InducingPosterior",
+    "IvonConfig",
+    "IvonPosterior",
     "JitterWarning",
     "LaplaceConfig",
     "LaplacePosterior",
@@ -51,6 +55,8 @@ __all__ = [
     "PointPosterior",
     "Posterior",
     "Snapshots",
+    "SwagConfig",
+    "SwagPosterior",
     "build_posterior",
     "kl_weight",
 ]

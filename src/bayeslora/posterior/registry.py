@@ -16,11 +16,13 @@ from bayeslora.posterior.decoupled import DecoupledPosterior
 from bayeslora.posterior.dropout import DropoutPosterior
 from bayeslora.posterior.ensemble import EnsemblePosterior
 from bayeslora.posterior.inducing import InducingPosterior
+from bayeslora.posterior.ivon import IvonPosterior
 from bayeslora.posterior.laplace import LaplacePosterior
 from bayeslora.posterior.layers import LayerShape
 from bayeslora.posterior.meanfield import MeanFieldPosterior
 from bayeslora.posterior.point import PointPosterior
 from bayeslora.posterior.snapshots import Snapshots
+from bayeslora.posterior.swag import SwagPosterior
 from bayeslora.posterior.tfb import TfbPosterior
 
 POSTERIORS: dict[str, type[Posterior]] = {
@@ -32,6 +34,8 @@ POSTERIORS: dict[str, type[Posterior]] = {
     "dropout": DropoutPosterior,
     "meanfield": MeanFieldPosterior,
     "blob": BlobPosterior,
+    "ivon": IvonPosterior,
+    "swag": SwagPosterior,
     "laplace": LaplacePosterior,
     "contextual": ContextualPosterior,
     "adalora": AdaloraPosterior,

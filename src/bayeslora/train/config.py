@@ -125,8 +125,8 @@ class TrainingConfig:
     """Learning rate of AdamW."""
     adam_epsilon: float | None = None
     """What AdamW adds to the root of the mean squared gradient."""
-    optimiser: Literal["adamw", "split"] | None = None
-    """adamw takes the whole objective; split leaves the KL to plain SGD, as BLoB was published."""
+    optimiser: Literal["adamw", "split", "ivon"] | None = None
+    """adamw takes the whole objective; split leaves the KL to plain SGD, as BLoB was published; ivon is method ivon's own."""
     kl_rate: float | None = None
     """Learning rate of that SGD."""
     rate_multipliers: Annotated[Mapping[str, float] | None, _Pairs] = None
@@ -292,6 +292,11 @@ def resolve(config: RunConfig) -> RunConfig:
     _check_kinds(training["rate_multipliers"], {"weights", *distribution.parameter_kinds.values()})
     if training["optimiser"] == "split" and not distribution.split:
         raise InputError(f"optimiser is 'split', but method {method.name!r} has no parts to split; use adamw")
+    if (training["optimiser"] == "ivon") != (posterior == "ivon"):
+        own = "ivon" if posterior == "ivon" else "adamw"
+        raise InputError(
+            f"optimiser is {training['optimiser']!r}, but method {method.name!r} has another kind of widths; use {own}"
+        )
     if config.adapter.stochastic_layers != "all" and not distribution.partial:
         raise InputError(
             f"stochastic_layers is {config.adapter.stochastic_layers!r}, but method {method.name!r} covers all layers alike; "

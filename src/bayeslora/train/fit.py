@@ -19,11 +19,13 @@ from torch import Tensor, nn
 
 from bayeslora.adapter.base import Holder, find_any_holder
 from bayeslora.adapter.elbo import elbo
+from bayeslora.adapter.holder import find_holder
 from bayeslora.posterior import IllConditionedError
 from bayeslora.progress import Reporter, Silent
 from bayeslora.train.checkpoint import TrainingState, load_checkpoint, save_checkpoint
 from bayeslora.train.config import TrainingConfig
 from bayeslora.train.errors import TrainingDiverged
+from bayeslora.train.ivon import IvonSteps
 from bayeslora.train.objective import KLWeight, Lesson, Objective
 from bayeslora.train.optimise import parameter_groups, rate_factor
 from bayeslora.train.processes import Processes
@@ -311,7 +313,7 @@ class Fit(Generic[Lesson]):
     def _resume(self) -> TrainingState:
         if self.checkpoint is None or not self.processes.agree(self.checkpoint.exists):
             return TrainingState()
-        state = load_checkpoint(self.checkpoint, self._state, self._steps.adamw, self.run)
+        state = load_checkpoint(self.checkpoint, self._state, self._steps.optimiser, self.run)
         self.report.say(f"going on from step {state.step} of {self.steps}")
         return state
 
@@ -321,11 +323,13 @@ class Fit(Generic[Lesson]):
                 raise TrainingDiverged(
                     f"a parameter is no longer finite after step {state.step} of {self.steps}; try a lower learning rate"
                 )
-            save_checkpoint(self.checkpoint, state, self._state, self._steps.adamw, self.run)
+            save_checkpoint(self.checkpoint, state, self._state, self._steps.optimiser, self.run)
 
     def _make_steps(self) -> Steps:
         rate, decay = self._given("learning_rate"), self._given("weight_decay")
         groups = parameter_groups(self._model, rate, decay, self._given("rate_multipliers"))
+        if self._given("optimiser") == "ivon":
+            return IvonSteps(groups, find_holder(self._model).posterior("default").config)
         if self._given("optimiser") == "adamw":
             return JointSteps(groups, self._given("clip"), self._given("adam_epsilon"))
         split, rate = self._holder.split_kinds(), self._given("kl_rate")

@@ -19,11 +19,11 @@ class Steps(ABC):
     """Takes optimiser steps.
 
     Attributes:
-        adamw: the optimiser that remembers something; its state is saved with checkpoints.
+        optimiser: the one that remembers something; its state is saved with checkpoints.
         groups: all groups of parameters, whose learning rates follow the schedule.
     """
 
-    adamw: torch.optim.Optimizer
+    optimiser: torch.optim.Optimizer
     groups: list[dict[str, Any]]
 
     def zero_grad(self) -> None:
@@ -56,8 +56,8 @@ class JointSteps(Steps):
     """
 
     def __init__(self, groups: Sequence[dict[str, Any]], clip: float, epsilon: float = 1e-8) -> None:
-        self.adamw = torch.optim.AdamW(list(groups), eps=epsilon, fused=True)
-        self.groups = self.adamw.param_groups
+        self.optimiser = torch.optim.AdamW(list(groups), eps=epsilon, fused=True)
+        self.groups = self.optimiser.param_groups
         self._clip = clip
 
     def backward(self, loss: Tensor, kl: Tensor) -> None:
@@ -67,7 +67,7 @@ class JointSteps(Steps):
     def step(self) -> Tensor:
         """See :class:`Steps`."""
         norm, scale_norm = clip_apart(self.groups, self._clip)
-        _step_if_finite(self.adamw, norm + scale_norm)
+        _step_if_finite(self.optimiser, norm + scale_norm)
         return norm + scale_norm
 
 
@@ -88,14 +88,14 @@ class SplitSteps(Steps):
         self, groups: Sequence[dict[str, Any]], clip: float, split: Split, rate: float, epsilon: float = 1e-8
     ) -> None:
         by_adamw = [group for group in groups if split.get(group["kind"]) != "both"]
-        self.adamw = torch.optim.AdamW(by_adamw, eps=epsilon, fused=True)
+        self.optimiser = torch.optim.AdamW(by_adamw, eps=epsilon, fused=True)
         own = [
             {**group, "lr": rate * group["multiplier"], "weight_decay": 0.0}
             for group in groups
             if group["kind"] in split
         ]
         self._sgd = torch.optim.SGD(own, fused=True)
-        self.groups = [*self.adamw.param_groups, *self._sgd.param_groups]
+        self.groups = [*self.optimiser.param_groups, *self._sgd.param_groups]
         self._clip = clip
         self._moved: list[nn.Parameter] = [p for group in self._sgd.param_groups for p in group["params"]]
         self._along_both = {id(p) for group in own if split[group["kind"]] == "both" for p in group["params"]}
@@ -118,9 +118,9 @@ class SplitSteps(Steps):
 
     def step(self) -> Tensor:
         """See :class:`Steps`. Both gradients are taken where the parameters are before the step."""
-        norm, _ = clip_apart(self.adamw.param_groups, self._clip)
+        norm, _ = clip_apart(self.optimiser.param_groups, self._clip)
         total = norm + torch.stack([gradient.abs().max() for gradient in self._kl_gradients]).max()
-        _step_if_finite(self.adamw, total)
+        _step_if_finite(self.optimiser, total)
         for parameter, gradient in zip(self._moved, self._kl_gradients, strict=True):
             if id(parameter) in self._along_both and parameter.grad is not None:
                 gradient = gradient + parameter.grad

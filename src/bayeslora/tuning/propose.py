@@ -50,6 +50,9 @@ DRAWS = 32
 """Of all outcomes, over which the gain is averaged."""
 RESTARTS, RAW_POINTS = 4, 256
 """Where the search for the best point begins: the best few of many."""
+ROUNDING = 1e-12
+"""Outcomes that differ by no more than this share of their size are equal."""
+
 HOPELESS = 4.0
 """A trial that is worse than the best by more than so many times as much as the middle one is counts as no worse than that:
 how bad it is does not matter, and the model would bend for it."""
@@ -223,9 +226,13 @@ def _fitted(x: Tensor, y: Tensor) -> SingleTaskGP:
 
 
 def _in_units_of_spread(values: Floats) -> Floats:
-    """So that the indicator of feasibility, which BoTorch smooths a little, is as sharp for seconds as for shares."""
+    """So that the indicator of feasibility, which BoTorch smooths a little, is as sharp for seconds as for shares.
+
+    The spread of equal values is not quite zero but their rounding, and no unit to measure in.
+    """
     spread = values.std(0)
-    return np.asarray(values / np.where(spread > 0, spread, 1.0))
+    told = spread > ROUNDING * np.abs(values).max(0, initial=0.0)
+    return np.asarray(values / np.where(told, spread, 1.0))
 
 
 def _outcome(number: int) -> Callable[[Tensor], Tensor]:

@@ -1,0 +1,18 @@
+"""IVON-LoRA: a Gaussian on every entry of both factors, trained by natural-gradient steps (methods card 14)."""
+
+from bayeslora.methods.base import Method, Preset
+
+IVON = {"optimiser": "ivon", "kl_beta": 0.0}
+"""The prior is part of the steps."""
+
+METHOD = Method(
+    name="ivon",
+    description="a Gaussian on every entry of both factors, whose widths follow the curvature",
+    posterior="ivon",
+    presets={
+        "default": Preset(training={"learning_rate": 0.5, **IVON}),
+        "paper": Preset(
+            training={"learning_rate": 0.03, "batch_size": 4, "epochs": 10, "warmup": 0.0, "patience": 0, **IVON}
+        ),
+    },
+)
