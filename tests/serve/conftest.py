@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import functools
 import shutil
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,14 @@ from train import tiny
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}{% if add_generation_prompt %}answer:{% endif %}"
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates() -> Iterator[None]:
+    """They are read once, and not for every client, as nothing here is encrypted."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,8 @@ from bayeslora.train.directory import RunDirectory
 from bayeslora.train.trained import TrainedModel
 from serve.live import ASKED, NAME, held_up, live, wait_for
 
+pytestmark = pytest.mark.system
+
 Open = Callable[..., Any]
 SECONDS = 15
 STATUS = "Failed to load resource"  # what the browser itself says of an answer that is an error

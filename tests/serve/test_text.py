@@ -18,6 +18,7 @@ from bayeslora.predict.written import Generation
 from bayeslora.serve.pieces import Pieces
 from bayeslora.train.trained import TrainedModel
 from serve.live import ASKED, held_up, wait_for
+from tiers import some
 from train.tiny import make_tokenizer
 
 PROMPTS = ["the urn holds", "red", "a ball is drawn from the bag and"]
@@ -49,8 +50,13 @@ def test_the_model_is_listed(client: openai.OpenAI) -> None:
     assert model.id == "tiny-run" and model.object == "model" and 0 < model.created <= time.time()
 
 
-@pytest.mark.parametrize("prompt", PROMPTS)
-@pytest.mark.parametrize("samples", [None, 0, 2])
+@pytest.mark.parametrize(
+    "prompt, samples",
+    some(
+        [(prompt, samples) for prompt in PROMPTS for samples in (None, 0, 2)],
+        [(PROMPTS[0], 2), (PROMPTS[1], 0), (PROMPTS[2], None)],
+    ),
+)
 def test_a_completion(client: openai.OpenAI, trained: TrainedModel, prompt: str, samples: int | None) -> None:
     extra = {} if samples is None else {"samples": samples}
     got = client.completions.create(prompt=prompt, max_tokens=6, **GREEDY, extra_body=extra)
@@ -168,8 +174,17 @@ def test_a_stop(client: openai.OpenAI, trained: TrainedModel) -> None:
         assert got.text == whole[: whole.index(stop)] and got.finish_reason == "stop"
 
 
-@pytest.mark.parametrize("stop", [False, True])
-@pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": 1.5, "seed": 3}])
+@pytest.mark.parametrize(
+    "settings, stop",
+    some(
+        [
+            (settings, stop)
+            for settings in ({"temperature": 0}, {"temperature": 1.5, "seed": 3})
+            for stop in (False, True)
+        ],
+        [({"temperature": 0}, False), ({"temperature": 1.5, "seed": 3}, True)],
+    ),
+)
 def test_a_stream_of_completions(
     client: openai.OpenAI, trained: TrainedModel, settings: dict[str, Any], stop: bool
 ) -> None:

@@ -15,6 +15,7 @@ from bayeslora.studies.plan import run_path
 from bayeslora.studies.rates import _validation_nll, best_factor, next_factor, search_jobs, searched_pairs
 from studies.test_compare import quick as quick
 from studies.test_compare import study
+from tiers import some
 from train.tiny import read_json, task_directory
 
 
@@ -95,13 +96,21 @@ def test_which_factor_is_the_best_and_which_lies_beyond_it(nlls, best, beyond):
 
 @pytest.mark.parametrize(
     ("nlls", "tried", "chosen", "said"),
-    [
-        ({0.5: 3, 1: 2, 2: 1, 4: 0.5, 8: 0.7}, [0.5, 1, 2, 4, 8], 4, "×4 it is"),
-        ({0.5: 3, 1: 2, 2: 1, 4: 0.5, 8: 0.4, 16: 0.3}, [0.5, 1, 2, 4, 8], 8, "×8 it is, the largest that was tried"),
-        ({0.5: 1, 1: 2, 2: 3, 0.25: 1.5}, [0.5, 1, 2, 0.25], 0.5, "×0.5 it is"),
-        ({0.5: 2, 1: 1, 2: 3}, [0.5, 1, 2], 1, "×1 it is"),
-        ({0.5: 3, 1: 2, 2: 1}, [0.5, 1, 2, 4], 2, "×2 it is"),
-    ],
+    some(
+        [
+            ({0.5: 3, 1: 2, 2: 1, 4: 0.5, 8: 0.7}, [0.5, 1, 2, 4, 8], 4, "×4 it is"),
+            (
+                {0.5: 3, 1: 2, 2: 1, 4: 0.5, 8: 0.4, 16: 0.3},
+                [0.5, 1, 2, 4, 8],
+                8,
+                "×8 it is, the largest that was tried",
+            ),
+            ({0.5: 1, 1: 2, 2: 3, 0.25: 1.5}, [0.5, 1, 2, 0.25], 0.5, "×0.5 it is"),
+            ({0.5: 2, 1: 1, 2: 3}, [0.5, 1, 2], 1, "×1 it is"),
+            ({0.5: 3, 1: 2, 2: 1}, [0.5, 1, 2, 4], 2, "×2 it is"),
+        ],
+        lambda case: case[-1] not in ("×4 it is", "×1 it is"),
+    ),
     ids=["two steps", "as far as told", "below", "between", "failed"],
 )
 def test_the_search_goes_on_beyond_an_end(nlls, tried, chosen, said, tmp_path, monkeypatch):

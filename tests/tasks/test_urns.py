@@ -67,12 +67,12 @@ def test_same_seed_same_items_and_more_items_only_add() -> None:
 
 
 def test_no_two_splits_share_an_urn() -> None:
-    urns = [{frozenset(urn_of(item).items()) for item in make_urns(split, 2000)} for split in SPLITS]
-    urns.append({frozenset(urn_of(item).items()) for item in make_urns("test", 2000, seed=1)})
+    urns = [{frozenset(urn_of(item).items()) for item in make_urns(split, 600)} for split in SPLITS]
+    urns.append({frozenset(urn_of(item).items()) for item in make_urns("test", 600, seed=1)})
     train, validation, test, other_test = urns
-    assert all(len(split) == 2000 for split in urns)
+    assert all(len(split) == 600 for split in urns)
     assert not train & validation and not train & (test | other_test) and not validation & (test | other_test)
-    assert len({content_key(item) for split in SPLITS for item in make_urns(split, 500)}) == 1500
+    assert len({content_key(item) for split in SPLITS for item in make_urns(split, 300)}) == 900
 
 
 def test_answers_come_as_often_as_their_probabilities_say() -> None:

@@ -26,6 +26,7 @@ from bayeslora.train.optimise import rate_factor
 from posterior.cases import NoLooking
 from predict.test_options import questions
 from rounding import summed
+from tiers import some
 
 COUNT, BATCH, EPOCHS = 7, 3, 2
 STEPS = 6  # 3 + 3 + 1 questions, twice
@@ -183,8 +184,13 @@ def elbo_gradient(model, parts, *, weight, draws=1, smoothing=0.0, seed=0):
 ONE_STEP = {"epochs": 1, "batch_size": COUNT, "clip": UNCLIPPED}
 
 
-@pytest.mark.parametrize("posterior", ["inducing", "point", "ensemble"])
-@pytest.mark.parametrize("draws", [1, 2, 3])
+@pytest.mark.parametrize(
+    "posterior, draws",
+    some(
+        [(posterior, draws) for posterior in ("inducing", "point", "ensemble") for draws in (1, 2, 3)],
+        [("inducing", 1), ("inducing", 3), ("point", 2), ("ensemble", 2)],
+    ),
+)
 def test_the_gradient_of_a_step_is_that_of_the_elbo(posterior, draws):
     model = adapted(posterior=posterior)
     scorer = Recording(model)
@@ -229,7 +235,7 @@ def test_parts_of_a_batch_have_draws_of_their_own_and_one_kl_together(micro_batc
     assert_close(gradients(model), want, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("micro_batch", [1, 2, 7, 100])
+@pytest.mark.parametrize("micro_batch", some([1, 2, 7, 100], [2, 100]))
 def test_a_point_takes_exactly_the_same_step_in_parts(micro_batch):
     results = []
     for size in (None, micro_batch):
@@ -286,11 +292,11 @@ def test_with_checkpointing_aiming_looks_at_one_question_at_a_time():
 
 def test_time_of_evaluations_is_not_that_of_steps():
     def slow():
-        time.sleep(0.2)
+        time.sleep(0.05)
         return {"nll": 0.0}
 
     state = make_fit(small("point"), validate=slow)()
-    assert state.seconds >= state.step_seconds + EPOCHS * 0.2 and state.step_seconds > 0
+    assert state.seconds >= state.step_seconds + EPOCHS * 0.05 and state.step_seconds > 0
 
 
 @pytest.mark.parametrize("posterior", ["inducing", "point", "meanfield", "blob", "contextual", "dropout"])
@@ -404,8 +410,11 @@ SAVED = [0, 1, 2, 2, 3, 4, 5, 5]  # steps in the checkpoint at each call of the 
 
 @pytest.mark.parametrize(
     "name, fail_at",
-    [("inducing", k + 1) for k in range(len(SAVED))]
-    + [(name, k + 1) for name in ("point", "dropout, parts and draws") for k in (1, 3, 6)],
+    some(
+        [("inducing", k + 1) for k in range(len(SAVED))]
+        + [(name, k + 1) for name in ("point", "dropout, parts and draws") for k in (1, 3, 6)],
+        [("inducing", 3), ("inducing", 4), ("inducing", 7), ("point", 4), ("dropout, parts and draws", 7)],
+    ),
 )
 def test_a_run_interrupted_anywhere_ends_as_if_nothing_had_happened(tmp_path, name, fail_at):
     """Figures are logged after every step and every evaluation; each of them is the end once."""
@@ -610,7 +619,10 @@ def poison(model, prefix, at_step):
 
 @pytest.mark.parametrize(
     "posterior, prefix",
-    [("point", "A"), *(("inducing", p) for p in ("z_row", "z_col", "log_d", "lambda", "mean", "sd_logit", "flow"))],
+    some(
+        [("point", "A"), *(("inducing", p) for p in ("z_row", "z_col", "log_d", "lambda", "mean", "sd_logit", "flow"))],
+        [("point", "A"), ("inducing", "z_row"), ("inducing", "flow")],
+    ),
 )
 def test_nan_in_any_parameter_is_named_and_the_good_checkpoint_kept(tmp_path, posterior, prefix):
     path, model = tmp_path / "c.safetensors", small(posterior)
@@ -661,7 +673,7 @@ def random_states():
     return torch.get_rng_state().tolist(), random.getstate(), repr(np.random.get_state())
 
 
-@pytest.mark.parametrize("fail_at", [0, 2, 4])
+@pytest.mark.parametrize("fail_at", some([0, 2, 4], [0, 4]))
 def test_the_global_random_states_are_left_alone(fail_at):
     before = random_states()
     try:

@@ -32,6 +32,7 @@ from bayeslora.train import directory as directories
 from bayeslora.train.config import to_dict
 from bayeslora.train.trackers import tracking
 from bayeslora.train.work import Judged
+from tiers import some
 from train import tiny
 from train.tiny import bayeslora, contents, options, outcome, read_json, run_config, without_intervals
 
@@ -136,7 +137,11 @@ def logits(model: Any) -> dict[str, torch.Tensor]:
     return {"mean": mean, "draws": draws}
 
 
-@pytest.mark.parametrize("method", OWN)
+OF_A_POSTERIOR = {METHODS[name].posterior: name for name in reversed(OWN)}
+"""The first method of each posterior, whose parameters are saved in another way."""
+
+
+@pytest.mark.parametrize("method", some(OWN, [*OF_A_POSTERIOR.values(), "zero-shot"]))
 def test_the_adapter_in_stock_peft_is_the_model_that_was_trained(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,13 +312,11 @@ SCORED_IN_OTHER_WAYS = ("bayesian-lora", "laplace", "deep-ensemble", "c-lora", "
 """One method for each way in which questions are scored: by draws, linearised, by members, by inputs, by PEFT's own layers."""
 
 
-@pytest.mark.parametrize(
-    "method",
-    [name if name in SCORED_IN_OTHER_WAYS else pytest.param(name, marks=pytest.mark.system) for name in METHODS],
-)
+@pytest.mark.parametrize("method", some(METHODS, SCORED_IN_OTHER_WAYS))
 def test_a_kept_trunk_changes_nothing(method: str, tmp_path: Path) -> None:
-    adapter = AdapterConfig(rank=2, layers="last:1")
-    training = TrainingConfig(epochs=2, batch_size=4, learning_rate=0.01)
+    settings = {"members": 2} if method == "deep-ensemble" else {}
+    adapter = AdapterConfig(rank=2, layers="last:1", settings=settings)
+    training = TrainingConfig(epochs=2, batch_size=6, learning_rate=0.01)
     results = [
         train(run_config(method, adapter=adapter, training=replace(training, cache_trunk=kept)), tmp_path / str(kept))
         for kept in (False, True)
@@ -377,8 +380,16 @@ def test_a_disk_that_is_full_at_a_checkpoint_costs_nothing_but_time(
     assert outcome(tmp_path) == outcome(done)
 
 
-@pytest.mark.parametrize("name", ["config.json", "checkpoint.safetensors", "predictions.jsonl.gz", "result.json"])
-@pytest.mark.parametrize("call", ["fsync", "replace"])
+FILES = ("config.json", "checkpoint.safetensors", "predictions.jsonl.gz", "result.json")
+
+
+@pytest.mark.parametrize(
+    "name, call",
+    some(
+        [(name, call) for name in FILES for call in ("fsync", "replace")],
+        [("checkpoint.safetensors", "replace"), ("predictions.jsonl.gz", "fsync"), ("result.json", "replace")],
+    ),
+)
 def test_a_full_disk_at_any_file_is_one_line_and_the_run_goes_on_later(
     name: str,
     call: str,

@@ -22,6 +22,7 @@ from bayeslora.train import DataConfig, Place, PredictionConfig, TrainingConfig,
 from bayeslora.train.directory import RunDirectory
 from bayeslora.train.evaluation import evaluate
 from tasks.cases import write_lines
+from tiers import some
 from train.tiny import bayeslora, contents, make_tokenizer, model_directory, read_json, run_config
 
 WORDS = ("the", "a", "cat", "dog", "sat", "ran", "on", "under", "mat", "tree")
@@ -54,7 +55,7 @@ def text_config(task: str, method: str = "lora", **changes: Any) -> Any:
     settings: dict[str, Any] = {
         "data": DataConfig(max_tokens=48),
         "training": TrainingConfig(epochs=1, batch_size=4, learning_rate=0.01),
-        "prediction": PredictionConfig(samples=2),
+        "prediction": PredictionConfig(samples=2, max_new_tokens=6),
     }
     return run_config(method, task=task, **(settings | changes))
 
@@ -111,7 +112,13 @@ def test_training_on_text_learns_it(lora: Path, text: str, tmp_path: Path) -> No
     assert longer["metrics"]["nll"] < after - 0.1
 
 
-@pytest.mark.parametrize("method", [name for name, it in METHODS.items() if not it.needs_options])
+@pytest.mark.parametrize(
+    "method",
+    some(
+        [name for name, it in METHODS.items() if not it.needs_options],
+        ["lora", "deep-ensemble", "temperature", "c-lora", "monteclora", "bayesian-lora", "zero-shot"],
+    ),
+)
 def test_every_method_that_needs_no_options_runs_on_text(method: str, text: str, lora: Path, tmp_path: Path) -> None:
     start = (str(lora),) if method == "temperature" else ()
     changes = {"adapter": replace(run_config().adapter, settings={"members": 2})} if method == "deep-ensemble" else {}
@@ -264,7 +271,7 @@ def solved(monkeypatch: pytest.MonkeyPatch, data: Path) -> list[int]:
     return sizes
 
 
-@pytest.mark.parametrize("method", ["zero-shot", "temperature", "bayesian-lora"])
+@pytest.mark.parametrize("method", some(["zero-shot", "temperature", "bayesian-lora"], ["bayesian-lora"]))
 def test_a_run_on_problems_holds_what_it_promises(method: str, data: Path, tmp_path: Path) -> None:
     result = train(math_config(method), tmp_path / "run", Place(data_dir=data))
     assert {"acc", "answered", "cot_nll", "cot_ece", "cot_brier"} <= result["metrics"].keys()

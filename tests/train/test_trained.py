@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,17 @@ from bayeslora.train import trained as trained_module
 from bayeslora.train.trained import TrainedModel
 from tasks.cases import write_lines
 from train import tiny
-from train.tiny import SIZES, bayeslora, contents, options, question, read_json, run_config, write_task
+from train.tiny import (
+    SIZES,
+    bayeslora,
+    contents,
+    options,
+    question,
+    read_json,
+    run_config,
+    without_intervals,
+    write_task,
+)
 
 ASK = ("Is 3 even?", ["yes", "no"])
 WORDS = ["--question", "Is 3 even?", "--choice", "yes", "--choice", "no"]
@@ -43,6 +55,14 @@ WIDE = run_config(
 
 SCALES = (0.25, 0.5, 2.0)
 """Without 1, which a few questions cannot tell from others, so that the one that is chosen can be seen."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    """Without bootstraps, and with few scales to choose among."""
+    with without_intervals(), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(trained_module, "DEFAULT_SCALES", SCALES)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +83,7 @@ def copied(trained: Path, tmp_path: Path) -> Path:
 def calibrated(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same, calibrated; not to be changed."""
     out = Path(shutil.copytree(trained, tmp_path_factory.mktemp("calibrated") / "run"))
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(trained_module, "DEFAULT_SCALES", SCALES)
-        load_run(out).calibrate(coverage=0.5)
+    load_run(out).calibrate(coverage=0.5)
     return out
 
 
@@ -286,31 +304,39 @@ def test_one_text_in_place_of_choices_is_refused(trained: Path) -> None:
 # Calibrate ------------------------------------------------------------------------------------------------------------
 
 
-def nll_at(model: TrainedModel, scale: float, temperature: float) -> float:
-    """On the validation split, computed here."""
+def nll_at(model: TrainedModel) -> Callable[[float, float], float]:
+    """On the validation split, by scale and temperature, computed here."""
     items = load_task(tiny.task_directory()).validation
-    model.model.base_model.posterior_scale = scale
     model.calibration = Calibration()
-    p = model.predict(items).probabilities ** (1 / temperature)
-    p /= p.sum(1, keepdims=True)
-    return float(-np.log(p[np.arange(len(items)), require_gold(items)]).mean())
+
+    @functools.cache
+    def probabilities(scale: float) -> np.ndarray:
+        model.model.base_model.posterior_scale = scale
+        return model.predict(items).probabilities
+
+    def nll(scale: float, temperature: float) -> float:
+        p = probabilities(scale) ** (1 / temperature)
+        p /= p.sum(1, keepdims=True)
+        return float(-np.log(p[np.arange(len(items)), require_gold(items)]).mean())
+
+    return nll
 
 
 def test_scale_and_temperature_are_the_best_on_the_validation_split(calibrated: Path) -> None:
     found = Calibration.load(calibrated / "adapter" / "calibration.json")
     assert (found.task, found.split, found.samples) == (tiny.task_directory(), "validation", 3)
-    model = load_run(calibrated)
-    assert found.before["nll"] == pytest.approx(nll_at(model, 1.0, 1.0))
+    nll = nll_at(load_run(calibrated))
+    assert found.before["nll"] == pytest.approx(nll(1.0, 1.0))
     count, grid = SIZES["validation"], np.geomspace(0.05, 20, 30)
     assert found.questions == count and "10 questions only" in found.warnings[0]
-    fitted = {scale: min(nll_at(model, scale, t) for t in grid) for scale in SCALES}
+    fitted = {scale: min(nll(scale, t) for t in grid) for scale in SCALES}
     least = min(fitted, key=fitted.get)
     assert abs(np.log(found.posterior_scale)) <= abs(np.log(least))
-    best = nll_at(model, found.posterior_scale, found.temperature)
+    best = nll(found.posterior_scale, found.temperature)
     assert found.after["nll"] == pytest.approx(best) and best < found.before["nll"]
 
     def loss(t: float) -> float:
-        return count * nll_at(model, found.posterior_scale, t) + 0.5 * (np.log(t) / np.log(2)) ** 2
+        return count * nll(found.posterior_scale, t) + 0.5 * (np.log(t) / np.log(2)) ** 2
 
     for other in (0.98, 1.02):
         assert loss(found.temperature) < loss(other * found.temperature)
@@ -392,9 +418,8 @@ def test_calibrating_again_needs_force(copied: Path, capsys: pytest.CaptureFixtu
 
 
 def test_calibrating_again_starts_from_the_run_and_not_from_the_last_calibration(
-    copied: Path, calibrated: Path, monkeypatch: pytest.MonkeyPatch
+    copied: Path, calibrated: Path
 ) -> None:
-    monkeypatch.setattr(trained_module, "DEFAULT_SCALES", SCALES)
     for _ in range(2):
         assert bayeslora("calibrate", copied, "--coverage", "0.5", "--force", "--quiet") == 0
     assert contents(copied)["adapter/calibration.json"] == contents(calibrated)["adapter/calibration.json"]
