@@ -2,7 +2,7 @@
 
 python benchmarks/splits.py DATA OUT
 
-DATA is the benchmarks' directory (see the documentation of --data-dir). Writes OUT/{obqa,arcc,arce,wino,boolq}, each a directory of
+DATA is the directory of the benchmarks (see --data-dir). Writes OUT/{obqa,arcc,arce,wino,boolq}, each a directory of
 splits for `--task`, with letters in all of them. The test split is the first 40 validation rows, only so that there is one: give
 `--report-split validation`, as benchmarks/grid.py does.
 """
