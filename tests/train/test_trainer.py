@@ -300,6 +300,11 @@ def test_a_dataset_without_length_is_refused(tmp_path):
         trainer.train()
 
 
+def test_widths_that_only_their_own_optimiser_may_move_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="posterior 'ivon' is trained by steps of its own"):
+        BayesLoraTrainer(model=adapted(posterior="ivon"), args=arguments(tmp_path), train_dataset=Rows(8))
+
+
 def test_it_aims_at_the_gradient_of_the_first_batches_and_changes_nothing_else(tmp_path):
     start = SETTINGS | {"init_weights": True}
     rows = Rows(8)

@@ -271,17 +271,14 @@ def resolve(config: RunConfig) -> RunConfig:
 
     method = find_method(config.method)
     preset = find_preset(method, config.preset)
-    posterior = config.adapter.posterior or preset.posterior or method.posterior
+    own = preset.posterior or method.posterior
+    posterior = config.adapter.posterior or own
     if posterior not in method.posteriors:
         hint = did_you_mean(posterior, method.posteriors)
-        raise InputError(
-            f"method {method.name!r} has no posterior {posterior!r}{hint}; it has {', '.join(method.posteriors)}"
-        )
+        known = ", ".join(method.posteriors)
+        raise InputError(f"method {method.name!r} has no posterior {posterior!r}{hint}; it has {known}")
     distribution = method.distribution(posterior)
-    settings = {
-        **(preset.settings if posterior == (preset.posterior or method.posterior) else {}),
-        **config.adapter.settings,
-    }
+    settings = {**(preset.settings if posterior == own else {}), **config.adapter.settings}
     try:
         settings = asdict(make_settings(posterior, distribution.config_class, settings))
     except ValueError as error:

@@ -24,6 +24,7 @@ from bayeslora.adapter.elbo import IGNORED, elbo, labels_per_example
 from bayeslora.adapter.holder import find_holder
 from bayeslora.adapter.layer import BayesLoraLinear
 from bayeslora.adapter.versions import raise_versions
+from bayeslora.posterior.ivon import IvonPosterior
 from bayeslora.posterior.kl import KL, KLScaling
 from bayeslora.train.objective import KLWeight
 from bayeslora.train.optimise import multiplier_of, parameter_kinds
@@ -67,6 +68,7 @@ class BayesLoraTrainerMixin(_Base):
         with _hidden_head(model):
             super().__init__(model, *args, **kwargs)
         restore_full_precision(self.model)
+        _require_gradients_of_adam(self.model)
         self.add_callback(_Steps())
         self.add_callback(_Start(self._aim))
         self._kl_logs: dict[str, list[Tensor]] = {}
@@ -189,6 +191,13 @@ class BayesLoraTrainerMixin(_Base):
     def _note(self, loss: Tensor, kl: KL) -> None:
         for name, value in (("nll", loss), ("kl_inducing", kl.inducing), ("kl_conditional", kl.conditional)):
             self._kl_logs.setdefault(name, []).append(value.detach().float())
+
+
+def _require_gradients_of_adam(model: nn.Module) -> None:
+    """Refuse a posterior whose widths only its own optimiser may move."""
+    holder = find_holder(model)
+    if any(isinstance(holder.posterior(name), IvonPosterior) for name in holder.active):
+        raise ValueError("posterior 'ivon' is trained by steps of its own; use bayeslora train --method ivon")
 
 
 def _rows(inputs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
