@@ -1,5 +1,6 @@
 """Settings: what is filled in, what is refused and how, and that nothing is lost on the way to a file and back."""
 
+import copy
 import dataclasses
 import json
 import re
@@ -9,7 +10,7 @@ import pytest
 from bayeslora.errors import InputError
 from bayeslora.methods import METHODS, Method, Preset
 from bayeslora.methods.base import COMMON
-from bayeslora.posterior import InducingConfig
+from bayeslora.posterior import DecoupledConfig, InducingConfig
 from bayeslora.train import (
     AdapterConfig,
     DataConfig,
@@ -19,7 +20,7 @@ from bayeslora.train import (
     TrainingConfig,
     resolve,
 )
-from bayeslora.train.config import _parse_pairs, differences, flatten, from_dict, to_dict
+from bayeslora.train.config import _parse_pairs, differences, flatten, from_dict, saved_run, to_dict
 
 PARTS = {
     "data": DataConfig,
@@ -65,11 +66,62 @@ def test_a_preset_leaves_nothing_open(method, preset):
     assert resolve(resolved) == resolved
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "ivon"])
 def test_the_paper_preset_is_what_was_published(method):
     training = resolve(run(method=method, preset="paper")).training
     assert {name: getattr(training, name) for name in PUBLISHED} == PUBLISHED
     assert training.rate_multipliers == ({"weights_b": 16.0} if method == "lora-plus" else {})
+
+
+def test_ivon_has_the_settings_of_its_own_publication():
+    published = resolve(run(method="ivon", preset="paper"))
+    assert (published.training.learning_rate, published.training.batch_size) == (0.03, 4)
+    wanted = {"sample_size": 1e6, "hessian": 1e-3, "damping": 0.0, "beta1": 0.9, "beta2": 0.99999, "radius": 1e-3}
+    assert published.adapter.settings == wanted
+
+
+@pytest.mark.parametrize("changes", [{"method": "ivon", "optimiser": "adamw"}, {"method": "bbb", "optimiser": "ivon"}])
+def test_ivon_and_its_optimiser_belong_together(changes):
+    message = failure(
+        lambda: resolve(run(method=changes["method"], training=TrainingConfig(optimiser=changes["optimiser"])))
+    )
+    own = "ivon" if changes["method"] == "ivon" else "adamw"
+    assert message.startswith(f"optimiser is '{changes['optimiser']}', but") and message.endswith(f"use {own}")
+
+
+@pytest.mark.parametrize(
+    "method, given, message",
+    [
+        (
+            "lora",
+            {"snapshots": 4, "members": 5},
+            "members must be at least 1 and at most snapshots, or both 0, got 5 of 4",
+        ),
+        ("laplace", {"snapshots": 4, "members": 2}, "snapshots is 4, but method 'laplace' is not trained itself"),
+        ("lora", {"snapshots": -1}, "snapshots is -1; give at least 0"),
+    ],
+)
+def test_snapshots_that_cannot_be_are_refused(method, given, message):
+    assert failure(lambda: resolve(run(method=method, training=TrainingConfig(**given)))).startswith(message)
+
+
+def test_a_posterior_is_the_presets_or_another_of_the_method():
+    assert resolve(run()).adapter.posterior == "inducing"
+    free = resolve(run(preset="free"))
+    assert free.adapter.posterior == "decoupled" and free.training.members == 4
+    mixed = resolve(run(preset="paper", adapter=AdapterConfig(posterior="decoupled")))
+    assert mixed.adapter.settings == dataclasses.asdict(DecoupledConfig()) and mixed.training.epochs == 10
+    message = failure(lambda: resolve(run(adapter=AdapterConfig(posterior="point"))))
+    assert message == "method 'bayesian-lora' has no posterior 'point'; it has inducing, decoupled"
+
+
+def test_checkpoint_ensembles_of_earlier_versions_are_read():
+    now = to_dict(resolve(run(method="checkpoint-ensemble")))
+    before = copy.deepcopy(now)
+    del before["adapter"]["posterior"], before["training"]["snapshots"], before["training"]["members"]
+    before["adapter"]["settings"] = {"members": 3, "snapshots": 4}
+    found = saved_run(before)
+    assert (found.training.snapshots, found.training.members, found.adapter.settings) == (4, 3, {})
 
 
 def test_presets_of_bayesian_lora():
@@ -152,7 +204,7 @@ REFUSED = [
     ({"method": "?"}, "unknown method '?'; choose "),
     (
         {"preset": "papr"},
-        "method 'bayesian-lora' has no preset 'papr' (did you mean 'paper'?); choose default, free, paper",
+        "method 'bayesian-lora' has no preset 'papr' (did you mean 'paper'?); choose default, paper, free",
     ),
     (
         {"adapter": AdapterConfig(settings={"flow_dept": 1})},

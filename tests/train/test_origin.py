@@ -55,7 +55,7 @@ def test_the_loras_of_a_method_are_lora_runs_of_the_same_settings():
     config = run_config("deep-ensemble", seed=7, adapter=AdapterConfig(rank=3, settings={"members": 2}))
     first, second = lora_runs(config)
     assert (first.method, first.seed, second.seed) == ("lora", 7, 7 + SEED_DISTANCE)
-    assert first.adapter == AdapterConfig(rank=3) and first.training.epochs == 2
+    assert first.adapter == AdapterConfig(rank=3, posterior="point") and first.training.epochs == 2
     assert lora_runs(run_config("lora")) == []
 
 

@@ -11,12 +11,12 @@ METHOD = Method(
     posterior="inducing",
     presets={
         "default": Preset(training={"learning_rate": 2e-3, "aim": 4}),
-        "free": Preset(
-            posterior="decoupled", training={"learning_rate": 7e-4, "draws": 8, "snapshots": 8, "members": 4}
-        ),
         "paper": Preset(
             settings=asdict(InducingConfig.preset("paper")),
             training={**PAPER, "kl_scaling": "paper", "rate_multipliers": {}},
+        ),
+        "free": Preset(
+            posterior="decoupled", training={"learning_rate": 7e-4, "draws": 8, "snapshots": 8, "members": 4}
         ),
     },
 )

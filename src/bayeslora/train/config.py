@@ -17,7 +17,6 @@ from tyro.constructors import PrimitiveConstructorSpec
 from bayeslora.depth import check_depth
 from bayeslora.errors import InputError, did_you_mean
 from bayeslora.kinds import check_kinds
-from bayeslora.posterior.snapshots import Snapshots
 
 if TYPE_CHECKING:
     from bayeslora.methods import Method
@@ -308,6 +307,8 @@ def resolve(config: RunConfig) -> RunConfig:
 
 
 def _check_snapshots(method: Method, snapshots: int, members: int) -> None:
+    from bayeslora.posterior.snapshots import Snapshots
+
     if snapshots and (method.make is not None or method.peft is not None):
         raise InputError(f"snapshots is {snapshots}, but method {method.name!r} is not trained itself; leave it at 0")
     try:

@@ -244,9 +244,9 @@ class TrainedModel:
 def _require_method(model: PeftModel, config: RunConfig, directory: RunDirectory) -> None:
     """Refuse an adapter that is not what such a run makes."""
     method = find_method(config.method)
-    wanted = None if method.foreign() else config.adapter.posterior or method.posterior
+    known: tuple[str | None, ...] = (None,) if method.foreign() else method.posteriors
     found = getattr(model.peft_config["default"], "posterior", None)
-    if found != wanted:
+    if found not in known:
         raise InputError(
             f"{directory.path}: its settings say method {method.name!r}, but its adapter holds {found or 'something else'}; "
             f"restore {directory.config.name}, or train again with --force"
