@@ -1,6 +1,7 @@
 """Gradients that must be the same whatever the user does to save memory, and that must reach every parameter."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from adapter.cases import MODELS, adapted, base_model, tokens
 from bayeslora import find_holder
 from bayeslora.errors import InputError
 from rounding import summed
+from tiers import some
 
 ALL = pytest.mark.parametrize("architecture", MODELS)
 KL_WEIGHT = 1e-3
@@ -32,9 +34,13 @@ def assert_same(got, want):
         assert grad.abs().sum() > 0, name
 
 
-@ALL
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("preserve_rng_state", [False, True])
+@pytest.mark.parametrize(
+    "architecture, reentrant, preserve_rng_state",
+    some(
+        list(itertools.product(MODELS, [False, True], [False, True])),
+        lambda case: case[0] == "llama" or case[1:] == (True, False),
+    ),
+)
 def test_checkpointing_gives_the_same_gradients(architecture, reentrant, preserve_rng_state):
     model = adapted(architecture, target_modules="all-linear")
     plain = gradients(model)
@@ -128,7 +134,7 @@ def test_gradients_of_n_draws_are_the_mean_over_the_blocks():
         torch.testing.assert_close(folded[name], parameter.grad, **summed(parameter.grad))
 
 
-def train(model, steps=8, accumulate=1, checkpointing=None):
+def train(model, steps=4, accumulate=1, checkpointing=None):
     """Steps of gradient descent on four sequences, at draws fixed by the step."""
     if checkpointing is not None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": checkpointing})

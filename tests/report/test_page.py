@@ -51,8 +51,9 @@ COMMON: dict[str, Any] = {
 
 @pytest.fixture(autouse=True, scope="module")
 def quick():
-    """Without bootstraps, and with coarse pictures."""
+    """Without bootstraps of runs and pairs, and with coarse pictures."""
     with without_intervals(), pytest.MonkeyPatch.context() as patched:
+        patched.setattr("bayeslora.studies.evaluated.PAIRED", {})
         patched.setattr("bayeslora.report.page.write._SHARP", 20)
         yield
 
@@ -84,7 +85,7 @@ def study(tmp_path_factory) -> Path:
         return real(config, path, place)
 
     other = str(write_task(tmp_path_factory.mktemp("other") / "other"))
-    with pytest.MonkeyPatch.context() as patched, without_intervals():
+    with pytest.MonkeyPatch.context() as patched:
         patched.setattr(pool, "train", sometimes)
         given = {"methods": ("lora", "temperature", "bbb"), "tasks": tasks, "shift": (other,), "seeds": (0, 1)}
         compare(Comparison(**COMMON, **given, rate_factors=(1.0, 3.0)), out)

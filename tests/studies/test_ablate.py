@@ -62,7 +62,7 @@ def options(name: str, out: Path, *more: object) -> list[object]:
     ]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def quick():
     """Without bootstraps, which have tests of their own and take most of the time."""
     with without_intervals(), pytest.MonkeyPatch.context() as patched:
@@ -81,8 +81,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> str:
 def done(tmp_path_factory: pytest.TempPathFactory, other: str) -> tuple[Path, StudyOutcome]:
     """An ablation that is done, with two seeds and a shift; not to be changed."""
     out = tmp_path_factory.mktemp("ablate") / "study"
-    with without_intervals():
-        return out, ablate(["flow-depth"], study(values=("0", "1"), seeds=(0, 1), shift=(other,)), out)[0]
+    return out, ablate(["flow-depth"], study(values=("0", "1"), seeds=(0, 1), shift=(other,)), out)[0]
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ import pytest
 from scipy.stats import entropy as scipy_entropy
 from sklearn.metrics import roc_auc_score
 
+from bayeslora import metrics
 from bayeslora.errors import InputError
 from bayeslora.methods import METHODS
 from bayeslora.predict.predictions import read_epistemic, read_predictions
@@ -43,9 +45,12 @@ def study(**changes: Any) -> Comparison:
     return Comparison(**(settings | changes))
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def quick():
-    with without_intervals():
+    """Without intervals, and with few resamples of pairs: a hundred are enough to tell what is equal from what is not."""
+    with without_intervals(), pytest.MonkeyPatch.context() as patched:
+        few = functools.partial(metrics.paired_bootstrap_over_runs, resamples=100)
+        patched.setattr(metrics, "paired_bootstrap_over_runs", few)
         yield
 
 
@@ -60,8 +65,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> str:
 def done(tmp_path_factory: pytest.TempPathFactory, other: str) -> Path:
     """A comparison that is done, with a shift; not to be changed."""
     out = tmp_path_factory.mktemp("compare") / "study"
-    with without_intervals():
-        compare(study(shift=(other,)), out)
+    compare(study(shift=(other,)), out)
     return out
 
 
