@@ -134,6 +134,13 @@ class BayesLoraModel(BaseTuner):
         """
         self.holder.aim(losses)
 
+    def after_step(self, step: int, steps: int) -> None:
+        """Tell the posterior, in a training loop of your own, that ``step`` of ``steps`` is done, counted from 1.
+
+        Snapshots, AdaLoRA's budget and SWAG's iterates need it, while the gradients are still there.
+        """
+        self.holder.after_step(step, steps)
+
     def start_from_lora(self, path: str, adapter_name: str | None = None) -> None:
         """Move the posterior's mean onto the ordinary LoRA adapter at ``path`` (a directory or a hub id).
 
