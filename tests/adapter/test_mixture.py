@@ -55,9 +55,11 @@ def test_merging_adds_the_average_of_the_snapshots():
 def test_exported_draws_are_those_of_the_snapshots(tmp_path):
     model = trained("point")
     model.export_samples(2, tmp_path / "out")
-    kept = find_holder(model).posterior("default").get_buffer("kept_A_32x32_r4")[0]
-    found = [load_file(tmp_path / "out" / f"sample-{k:03d}" / "adapter_model.safetensors") for k in range(2)]
-    first = [next(value for key, value in sorted(it.items()) if "lora_A" in key) for it in found]
+    posterior = find_holder(model).posterior("default")
+    kept = posterior.get_buffer("kept_A_32x32_r4")[0]
+    key = f"base_model.model.{posterior.groups[0].names[0]}.lora_A.weight"
+    files = [tmp_path / "out" / f"sample-{k:03d}" / "adapter_model.safetensors" for k in range(2)]
+    first = [load_file(path)[key] for path in files]
     assert not torch.equal(*first)
     assert sorted(float(it[0, 0]) for it in first) == pytest.approx(sorted(float(it[0, 0]) for it in kept))
 
