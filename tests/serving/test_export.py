@@ -280,7 +280,8 @@ def test_laplace_is_exported_if_it_predicts_by_draws(tmp_path: Path) -> None:
     trained = random_run("laplace", samples=2, adapter=adapter)
     export_run(trained, 2, tmp_path)
     draws = stock_probabilities(tmp_path, ["sample-000", "sample-001"])
-    assert np.abs(draws - local(trained).draws).max() < 1e-5
+    # both factors of a draw are five times as large as those of a trained adapter, and so rounding counts for 25 times as much
+    assert np.abs(draws - local(trained).draws).max() < 25 * 1e-5
 
 
 def test_a_directory_in_use_is_refused(trained: TrainedModel, export: Path, tmp_path: Path) -> None:
