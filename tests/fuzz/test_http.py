@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-import schemathesis
 from hypothesis import given
 from hypothesis import strategies as st
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
 from bayeslora import load_run
 from bayeslora.serve.app import create_app
@@ -25,8 +23,6 @@ from train.tiny import bayeslora, options
 
 pytestmark = pytest.mark.system
 
-CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance]
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -39,8 +35,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def requests(server: str) -> st.SearchStrategy[schemathesis.Case]:
+def requests(server: str) -> st.SearchStrategy[Any]:
     """Of all operations, as they are described and otherwise."""
+    import schemathesis  # which takes seconds, and is of no use to other tests
+
     schema = schemathesis.openapi.from_url(f"{server}/openapi.json")
     operations = [found.ok() for found in schema.get_all_operations()]
     return st.one_of([it.as_strategy(generation_mode=how) for it in operations for how in schemathesis.GenerationMode])
@@ -48,10 +46,12 @@ def requests(server: str) -> st.SearchStrategy[schemathesis.Case]:
 
 @fuzzed
 @given(data=st.data())
-def test_requests_as_described_and_otherwise(
-    requests: st.SearchStrategy[schemathesis.Case], data: st.DataObject
-) -> None:
-    data.draw(requests).call_and_validate(checks=CHECKS, timeout=30)
+def test_requests_as_described_and_otherwise(requests: st.SearchStrategy[Any], data: st.DataObject) -> None:
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
+
+    checks = [not_a_server_error, content_type_conformance, response_schema_conformance]
+    data.draw(requests).call_and_validate(checks=checks, timeout=30)
 
 
 @fuzzed

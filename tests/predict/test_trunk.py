@@ -94,7 +94,7 @@ def gradients(model, scorer, items, draws, seed=0):
 @pytest.mark.parametrize("draws", [1, 3])
 @pytest.mark.parametrize("make", [upper, with_head])
 def test_values_and_gradients_equal_those_of_the_whole_model(architecture, draws, make):
-    model, items = make(architecture), questions(count=5)
+    model, items = make(architecture), questions(count=3)
     want, wanted = gradients(model, Scorer(model), items, draws)
     trunk = TrunkScorer(model)
     for _ in range(2):  # the second time from what was kept

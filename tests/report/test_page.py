@@ -270,6 +270,7 @@ def test_a_comparison_has_the_recomputed_table_its_failures_rates_and_links(stud
     }
 
 
+@pytest.mark.system
 def test_a_table_without_its_runs_still_has_a_report(study, tmp_path):
     (tmp_path / "alone").mkdir()
     shutil.copy(study / "table.json", tmp_path / "alone")
@@ -346,9 +347,9 @@ def test_the_verb_tells_where_the_page_is(run, tmp_path, capsys):
     assert capsys.readouterr().out == f"{tmp_path / 'a' / 'index.html'}\n"
 
 
-def test_an_older_report_is_replaced_but_foreign_files_are_not(run, tmp_path, capsys):
+def test_an_older_report_is_replaced_but_foreign_files_are_not(run, reported, tmp_path, capsys):
     place = copied(run, tmp_path / "run")
-    assert bayeslora("report", place) == 0
+    shutil.copytree(reported, place / "report")
     (place / "report/index.html").write_text("old")
     assert bayeslora("report", place) == 0
     read_page(place / "report")

@@ -277,6 +277,7 @@ def test_a_missing_name_is_told_in_one_line(capsys):
     assert "no ablation is named" in err and "flow-depth" in err and err.count("\n") == 1
 
 
+@pytest.mark.system
 def test_several_ablations_make_what_they_share_once_and_name_their_own_failures_only(tmp_path, monkeypatch):
     train, made = pool.train, []
 

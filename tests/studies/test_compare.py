@@ -54,6 +54,13 @@ def quick():
         yield
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Nothing is drawn, where figures are not what a test is about."""
+    for name in ("scatter_figure", "reliability_figure"):
+        monkeypatch.setattr(f"bayeslora.studies.compare.{name}", lambda *args, **kwargs: None)
+
+
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A task of other questions, to be shifted to."""
@@ -210,6 +217,7 @@ def test_a_study_goes_on_wherever_it_lies_and_however_it_is_named(done, other, t
     assert compared.text == (done / "table.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_without_workers_what_is_done_is_shown_and_nothing_is_run(done, tmp_path):
     out = tmp_path / "study"
     shutil.copytree(done, out)
@@ -240,6 +248,7 @@ def test_a_method_that_cannot_be_told_from_the_best_is_marked(done):
 # What goes wrong ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_fails_leaves_a_gap_and_costs_nothing_else(tmp_path, monkeypatch):
     from bayeslora.studies import pool
 
@@ -265,6 +274,7 @@ def test_a_run_that_fails_leaves_a_gap_and_costs_nothing_else(tmp_path, monkeypa
     assert not again.failures and "## Failed" not in again.text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_method_without_any_result_is_a_gap(tmp_path, monkeypatch):
     from bayeslora.studies import pool
 
@@ -276,6 +286,7 @@ def test_a_method_without_any_result_is_a_gap(tmp_path, monkeypatch):
     assert "| bbb | — | — | — |" in compared.text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_evaluation_that_fails_leaves_a_gap_and_is_made_by_the_next_call(other, tmp_path, monkeypatch):
     from bayeslora.studies import pool
 
@@ -296,6 +307,7 @@ def test_an_evaluation_that_fails_leaves_a_gap_and_is_made_by_the_next_call(othe
     assert not again.failures and again.sections["task → other"]["lora"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_evaluation_of_another_run_is_refused(other, tmp_path):
     shifted = study(methods=("lora",), seeds=(0,), shift=(other,))
     compare(shifted, tmp_path / "study")
@@ -360,6 +372,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("what", some(OTHERS, ["answers"]))
 def test_other_questions_under_the_same_name_are_refused(tmp_path, what):
     """The same path, but the file has changed between two runs."""

@@ -15,8 +15,11 @@ from bayeslora.studies.plan import run_path
 from bayeslora.studies.rates import _validation_nll, best_factor, next_factor, search_jobs, searched_pairs
 from studies.test_compare import quick as quick
 from studies.test_compare import study
+from studies.test_compare import undrawn as undrawn
 from tiers import some
 from train.tiny import read_json, task_directory
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 class Told(Silent):

@@ -35,6 +35,7 @@ from train.tiny import bayeslora, model_directory, options, outcome, read_json, 
 IDS = torch.arange(1, 25).reshape(2, 12)
 SETTINGS = {"monteclora": {"sample_scaler": 0.1}, "pvera": {"d_initial": 1.0, "r": 32}}  # so that draws differ much
 ALL = pytest.mark.parametrize("method", FOREIGN)
+ONE = pytest.mark.parametrize("method", some(FOREIGN, ["monteclora"]))
 
 
 def config(method: str, **changes: Any):
@@ -149,7 +150,7 @@ def test_an_interrupted_run_ends_as_if_undisturbed(method, at, runs, tmp_path, m
     assert outcome(tmp_path / "run") == outcome(runs[method])
 
 
-@ALL
+@ONE
 def test_calibration_has_a_temperature_and_no_scale(method, runs, tmp_path, capsys):
     shutil.copytree(runs[method], tmp_path / "run")
     before = (tmp_path / "run" / "adapter" / "adapter_config.json").read_bytes()
@@ -163,7 +164,7 @@ def test_calibration_has_a_temperature_and_no_scale(method, runs, tmp_path, caps
     np.testing.assert_allclose(calibrated, scaled / scaled.sum(1, keepdims=True), atol=1e-5)
 
 
-@ALL
+@ONE
 def test_the_command_line_takes_settings_and_refuses_unknown_ones(method, tmp_path, capsys):
     words = options(tmp_path / "run", "--method", method, "--settings")
     assert bayeslora(*words, "colour=3") == 2

@@ -321,7 +321,7 @@ SCORED_IN_OTHER_WAYS = ("bayesian-lora", "laplace", "deep-ensemble", "c-lora", "
 def test_a_kept_trunk_changes_nothing(method: str, tmp_path: Path) -> None:
     settings = {"members": 2} if method == "deep-ensemble" else {}
     adapter = AdapterConfig(rank=2, layers="last:1", settings=settings)
-    training = TrainingConfig(epochs=2, batch_size=6, learning_rate=0.01)
+    training = TrainingConfig(epochs=2, batch_size=12, learning_rate=0.01)
     results = [
         train(run_config(method, adapter=adapter, training=replace(training, cache_trunk=kept)), tmp_path / str(kept))
         for kept in (False, True)
