@@ -310,7 +310,8 @@ def _check_snapshots(method: Method, snapshots: int, members: int) -> None:
     from bayeslora.posterior.snapshots import Snapshots
 
     if snapshots and (method.make is not None or method.peft is not None):
-        raise InputError(f"snapshots is {snapshots}, but method {method.name!r} is not trained itself; leave it at 0")
+        what = "is not trained itself" if method.peft is None else "is an adapter of PEFT's own"
+        raise InputError(f"snapshots is {snapshots}, but method {method.name!r} {what}; leave it at 0")
     try:
         Snapshots(taken=snapshots, kept=members)
     except ValueError as error:
@@ -353,10 +354,13 @@ def saved_run(values: Mapping[str, Any]) -> RunConfig:
     """A resolved run as this version or an earlier one saved it: settings that it does not have yet are at their defaults,
     and those that a method decides, which saved runs never leave open, at what they were for all methods."""
     from bayeslora.methods.base import COMMON
+    from bayeslora.methods.registry import ALL
 
     config = _checkpoint_ensemble(from_dict(values))
     later = {name: value for name, value in COMMON.items() if getattr(config.training, name) is None}
-    return replace(config, training=replace(config.training, **later))
+    own = ALL[config.method].posterior if config.method in ALL else None
+    adapter = replace(config.adapter, posterior=config.adapter.posterior or own)
+    return replace(config, adapter=adapter, training=replace(config.training, **later))
 
 
 def _checkpoint_ensemble(config: RunConfig) -> RunConfig:
