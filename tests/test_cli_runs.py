@@ -467,6 +467,7 @@ def test_quickstart_goes_on_where_it_was_interrupted(loads: list[str], tmp_path:
     assert again.results["lora"] == first.results["lora"]
 
 
+@pytest.mark.system
 def test_quickstart_refuses_other_settings_and_force_begins_again(
     loads: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

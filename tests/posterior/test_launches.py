@@ -84,8 +84,8 @@ def step(posterior):
 
 
 @pytest.mark.parametrize("name", POSTERIORS)
-def test_60_layers_cost_no_more_launches_than_6(name):
-    few, many = POSTERIORS[name](layers(6)), POSTERIORS[name](layers(60))
+def test_24_layers_cost_no_more_launches_than_6(name):
+    few, many = POSTERIORS[name](layers(6)), POSTERIORS[name](layers(24))
     for work in (lambda p: p.draw(1), lambda p: p.draw(4), lambda p: p.kl(), lambda p: p.mean(), step):
         work(few), work(many)  # first calls fill the cache of masks
         baseline = operators(lambda work=work: work(few))
@@ -101,8 +101,8 @@ def test_a_step_does_not_wait_for_the_device(name, monkeypatch):
         step(posterior)
 
 
-def test_penalty_and_allocation_of_rank_cost_no_more_for_60_layers_than_for_6():
-    few, many = AdaloraPosterior(layers(6)), AdaloraPosterior(layers(60))
+def test_penalty_and_allocation_of_rank_cost_no_more_for_24_layers_than_for_6():
+    few, many = AdaloraPosterior(layers(6)), AdaloraPosterior(layers(24))
     step(few), step(many)
     works = [lambda p: p.penalty().backward()]
     works += [lambda p, at=at: p.after_step(at, 10) for at in (1, 3, 5, 8)]  # full, falling, final and fixed budget
@@ -121,7 +121,7 @@ def test_allocation_of_rank_does_not_wait_for_the_device():
 
 
 def test_the_profiler_agrees():
-    few, many = InducingPosterior(layers(6)), InducingPosterior(layers(60))
+    few, many = InducingPosterior(layers(6)), InducingPosterior(layers(24))
     few.draw(1), many.draw(1)
     assert profiled_launches(lambda: many.draw(1)) <= profiled_launches(lambda: few.draw(1))
 
@@ -136,7 +136,7 @@ def test_one_cholesky_for_all_kernels_of_one_size():
 
 def test_few_tensors():
     """Optimisers pay per tensor: their number follows the shapes."""
-    assert len(list(InducingPosterior(layers(60)).parameters())) == len(list(InducingPosterior(layers(6)).parameters()))
+    assert len(list(InducingPosterior(layers(24)).parameters())) == len(list(InducingPosterior(layers(6)).parameters()))
 
 
 def test_draws_keep_the_layers_contiguous():

@@ -234,7 +234,7 @@ def test_a_scorer_is_the_packed_pass_of_all_its_draws(draws):
 @pytest.mark.parametrize("layers", ["all", "last:1"])
 @pytest.mark.parametrize("samples", [3, 7])
 def test_more_draws_than_fit_at_once_are_cut_into_parts(samples, layers):
-    model, items = adapted(), questions(count=5)
+    model, items = adapted(), questions(count=3)
     longest = max(map(packed_length, items))
     want = scored(model, items, samples=samples, layers=layers)
     for at_once in (1, 2):

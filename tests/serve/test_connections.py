@@ -184,6 +184,7 @@ def test_a_client_that_does_not_read_is_cut_off(trained: TrainedModel) -> None:
         assert cut and httpx.get(f"{url}/healthz").status_code == 200
 
 
+@pytest.mark.system
 def test_a_slow_but_steady_client_is_served(trained: TrainedModel) -> None:
     with served(trained, client_timeout=0.6) as url, connect(url) as connection:
         for _ in range(3):

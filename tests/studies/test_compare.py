@@ -193,6 +193,7 @@ def test_aurc_is_shown_as_the_runs_have_it(done):
     assert f"{mean:.3f} ±" in next(line for line in shifted.splitlines() if line.startswith("| bbb"))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_nothing_is_run_twice(done, other, monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("a run was made again")

@@ -68,7 +68,7 @@ def test_methods_on_one_lora_share_it_with_the_lora_run_itself():
         )
 
 
-@pytest.mark.parametrize("name", some(MADE, ["tfb"]))
+@pytest.mark.parametrize("name", some(MADE, ["temperature"]))
 def test_given_loras_give_what_trained_ones_give_and_are_not_touched(name, loras, tmp_path):
     count = METHODS[name].loras({})
     given = tuple(str(path) for path in loras[:count])

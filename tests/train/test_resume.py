@@ -116,13 +116,11 @@ BOUNDARIES = {
 
 
 KEPT_BOUNDARIES = (
-    "a step, which is not saved",
     "a checkpoint takes its place",
     "an evaluation, which is not saved",
     "the adapter moves to its place",
-    "the result",
 )
-"""One for each part of a run: training, its checkpoints, its evaluations, its adapter, and what is told at the end."""
+"""One for each part of a run: its checkpoints, its evaluations, and what it leaves."""
 
 
 @pytest.mark.parametrize("boundary", some(BOUNDARIES, KEPT_BOUNDARIES))

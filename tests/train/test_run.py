@@ -392,7 +392,7 @@ FILES = ("config.json", "checkpoint.safetensors", "predictions.jsonl.gz", "resul
     "name, call",
     some(
         [(name, call) for name in FILES for call in ("fsync", "replace")],
-        [("checkpoint.safetensors", "replace"), ("predictions.jsonl.gz", "fsync"), ("result.json", "replace")],
+        [("checkpoint.safetensors", "replace"), ("predictions.jsonl.gz", "fsync")],
     ),
 )
 def test_a_full_disk_at_any_file_is_one_line_and_the_run_goes_on_later(
