@@ -43,13 +43,12 @@ class Counting(Engine):
 def test_a_text_that_cannot_fit_never_comes_to_the_tokenizer(trained: TrainedModel) -> None:
     engine = Counting(trained, Limits())
     with live(create_app(engine, NAME)) as url, httpx.Client(base_url=url, timeout=20) as client:
-        start = time.monotonic()
         for path, body in REQUESTS * 3:
             got = client.post(path, json=body)
             assert got.status_code == 400 and got.json()["error"]["type"] == "invalid_request_error"
             assert "bytes; at most 65536 are read, 16 for each of the 4096 tokens" in got.json()["error"]["message"]
         assert client.post("/v1/choices", json=ASKED).status_code == 200
-        assert time.monotonic() - start < 5 and engine.read == 1
+        assert engine.read == 1
 
 
 def test_bytes_count_and_not_characters() -> None:
