@@ -271,9 +271,7 @@ def test_a_server_that_always_fails(url: str, export: Path, completions: Complet
 
 def test_a_server_that_never_answers(url: str, export: Path, completions: Completions) -> None:
     completions.trouble = slow(0.5)
-    start = time.monotonic()
-    said = failure(OSError, RemoteModel(url, export, timeout=0.1, retries=1))
-    assert "no answer within 0.1 s" in said and time.monotonic() - start < 2
+    assert "no answer within 0.1 s" in failure(OSError, RemoteModel(url, export, timeout=0.1, retries=1))
 
 
 def test_an_answer_that_drips_is_not_waited_for(url: str, export: Path, monkeypatch: pytest.MonkeyPatch) -> None:
