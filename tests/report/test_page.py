@@ -239,6 +239,7 @@ def test_tokens_are_shown_all_and_the_uncertain_ones(method, tmp_path):
 # Studies --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.system
 def test_a_comparison_has_the_recomputed_table_its_failures_rates_and_links(study, tmp_path):
     table = read_json(study / "table.json")
     factor = table["chosen_rate_factors"]["mine/lora"]
@@ -279,6 +280,7 @@ def test_a_table_without_its_runs_still_has_a_report(study, tmp_path):
     assert {path.stem for path in (out / "figures").glob("*.svg")} == {"scatter-mine", "scatter-mine-to-other"}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "name, values",
     some([("flow-depth", ("0", "1")), ("posterior-scale", ("0.5", "1"))], [("posterior-scale", ("0.5", "1"))]),
@@ -316,6 +318,7 @@ def test_a_search_has_its_trials_front_and_choice(tmp_path):
     assert (tmp_path / "search/report/figures/pareto.svg").exists()
 
 
+@pytest.mark.system
 def test_a_quickstart_has_both_methods_side_by_side(tmp_path, monkeypatch):
     monkeypatch.setitem(TASKS, "urns", lambda data_dir: urns_task(sizes={"train": 8, "validation": 10, "test": 9}))
     settings = {"task": "urns", "training": TrainingConfig(epochs=1, batch_size=8)}
@@ -392,6 +395,7 @@ def test_figures_that_are_not_those_of_the_predictions_are_refused(run, tmp_path
     assert "do not belong together" in refused(capsys, place)
 
 
+@pytest.mark.system
 def test_studies_that_are_not_whole_are_refused(study, tmp_path, capsys):
     place = copied(study, tmp_path / "study")
     table = read_json(place / "table.json")

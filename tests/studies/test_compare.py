@@ -287,6 +287,7 @@ def test_a_method_without_any_result_is_a_gap(tmp_path, monkeypatch):
     assert "| bbb | — | — | — |" in compared.text
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("undrawn")
 def test_an_evaluation_that_fails_leaves_a_gap_and_is_made_by_the_next_call(other, tmp_path, monkeypatch):
     from bayeslora.studies import pool

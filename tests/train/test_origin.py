@@ -325,6 +325,7 @@ def test_what_cannot_be_started_from_is_refused(loras, foreign, tmp_path):
     refused("is a run of method 'bbb'; give one of method 'lora'", start_from=(str(finished("bbb")),))
 
 
+@pytest.mark.system
 def test_an_interrupted_method_goes_on_with_its_loras(tmp_path, monkeypatch):
     """Whole members are kept; the directory is the run's from the first moment on."""
     from bayeslora.train import run
