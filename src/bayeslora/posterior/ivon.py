@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bayeslora.posterior.base import Factors, Posterior
 from bayeslora.posterior.layers import LayerGroup, lora_start
+from bayeslora.posterior.meanfield import GaussianFactors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class IvonConfig:
         return (self.sample_size * (self.hessian + self.damping)) ** -0.5
 
 
-class IvonPosterior(Posterior):
+class IvonPosterior(GaussianFactors):
     """``A ~ N(M_A, diag σ_A²)`` and ``B ~ N(M_B, diag σ_B²)`` with ``σ² = 1/(λ (h + δ))``.
 
     The widths are parameters, so that backpropagation gives ``Σ ε g``, from which :class:`bayeslora.train.ivon.Ivon` estimates
@@ -69,23 +69,5 @@ class IvonPosterior(Posterior):
                 self._add(f"sd_{factor}_{group.key}", torch.full_like(value, self.config.start_sd))
 
     def _moments(self, factor: str, group: LayerGroup) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of a factor of all layers of a group, posterior scale included."""
         mean, sd = (self._tensor(f"{name}_{factor}_{group.key}") for name in ("mean", "sd"))
         return mean, self.scale * sd
-
-    def _draw(self, n: int, generator: torch.Generator | None) -> Factors:
-        A, B = (
-            tuple(self._gaussian(*self._moments(factor, group), n, generator) for group in self.groups)
-            for factor in ("A", "B")
-        )
-        return Factors(self.groups, A, B)
-
-    def _mean(self) -> Factors:
-        """Both factors are independent, so the mean of the product is the product of the means."""
-        A, B = (tuple(self._moments(factor, group)[0].unsqueeze(1) for group in self.groups) for factor in ("A", "B"))
-        return Factors(self.groups, A, B)
-
-    def _start_from(self, factors: Factors) -> None:
-        for group, A, B in zip(self.groups, factors.A, factors.B, strict=True):
-            self.get_parameter(f"mean_A_{group.key}").copy_(A[:, 0])
-            self.get_parameter(f"mean_B_{group.key}").copy_(B[:, 0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -37,7 +38,32 @@ class MeanFieldConfig:
                 raise ValueError(f"{name} must be positive and finite, got {value}")
 
 
-class MeanFieldPosterior(Posterior):
+class GaussianFactors(Posterior):
+    """Independent Gaussians on every entry of both factors, with means named ``mean_{factor}_{group}``."""
+
+    @abstractmethod
+    def _moments(self, factor: str, group: LayerGroup) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of a factor of all layers of a group, posterior scale included."""
+
+    def _draw(self, n: int, generator: torch.Generator | None) -> Factors:
+        A, B = (
+            tuple(self._gaussian(*self._moments(factor, group), n, generator) for group in self.groups)
+            for factor in ("A", "B")
+        )
+        return Factors(self.groups, A, B)
+
+    def _mean(self) -> Factors:
+        """Both factors are independent, so the mean of the product is the product of the means."""
+        A, B = (tuple(self._moments(factor, group)[0].unsqueeze(1) for group in self.groups) for factor in ("A", "B"))
+        return Factors(self.groups, A, B)
+
+    def _start_from(self, factors: Factors) -> None:
+        for group, A, B in zip(self.groups, factors.A, factors.B, strict=True):
+            self.get_parameter(f"mean_A_{group.key}").copy_(A[:, 0])
+            self.get_parameter(f"mean_B_{group.key}").copy_(B[:, 0])
+
+
+class MeanFieldPosterior(GaussianFactors):
     """``A ~ N(M_A, diag σ_A²)`` and ``B ~ N(M_B, diag σ_B²)`` with ``σ = softplus(ρ)``.
 
     The means start as LoRA does. As ``σ_B`` is not zero, the update is pure noise at first.
@@ -57,26 +83,8 @@ class MeanFieldPosterior(Posterior):
                 self._add(f"rho_{factor}_{group.key}", top - BAND * torch.rand(value.shape, generator=generator))
 
     def _moments(self, factor: str, group: LayerGroup) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of a factor of all layers of a group, posterior scale included."""
         mean, rho = (self._tensor(f"{name}_{factor}_{group.key}") for name in ("mean", "rho"))
         return mean, self.scale * F.softplus(rho)
-
-    def _draw(self, n: int, generator: torch.Generator | None) -> Factors:
-        A, B = (
-            tuple(self._gaussian(*self._moments(factor, group), n, generator) for group in self.groups)
-            for factor in ("A", "B")
-        )
-        return Factors(self.groups, A, B)
-
-    def _mean(self) -> Factors:
-        """Both factors are independent, so the mean of the product is the product of the means."""
-        A, B = (tuple(self._moments(factor, group)[0].unsqueeze(1) for group in self.groups) for factor in ("A", "B"))
-        return Factors(self.groups, A, B)
-
-    def _start_from(self, factors: Factors) -> None:
-        for group, A, B in zip(self.groups, factors.A, factors.B, strict=True):
-            self.get_parameter(f"mean_A_{group.key}").copy_(A[:, 0])
-            self.get_parameter(f"mean_B_{group.key}").copy_(B[:, 0])
 
     def _kl(self, factors: Factors | None, generator: torch.Generator | None) -> KL:
         terms = [
