@@ -58,7 +58,7 @@ class HeldUp(Engine):
     def _note(self, what: str, count: int) -> None:
         self.log.append((what, count))
         self.begun.set()
-        assert self.go.wait(20)
+        assert self.go.wait(60)
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def live(app: FastAPI, limits: Limits | None = None) -> Iterator[str]:
             yield url_of(listening)
         finally:
             server.should_exit = True
-            thread.join(20)
+            thread.join(60)
             assert not thread.is_alive()
 
 
@@ -83,7 +83,7 @@ def held_up(trained: TrainedModel, **limits: Any) -> Iterator[tuple[HeldUp, Any,
     bounds = Limits(**{"grace": 2, **limits})
     engine = HeldUp(trained, bounds)
     app = create_app(engine, NAME)
-    with live(app, bounds) as url, httpx.Client(base_url=url, timeout=20) as client:
+    with live(app, bounds) as url, httpx.Client(base_url=url, timeout=60) as client:
         try:
             yield engine, app.state.worker, client
         finally:
@@ -114,9 +114,9 @@ def process(
 
 
 def connect(url: str, sent: bytes = b"") -> socket.socket:
-    """A connection that has sent so much; it waits for ten seconds at most."""
+    """A connection that has sent so much; it waits for a minute at most."""
     address = httpx.URL(url)
-    opened = socket.create_connection((address.host, address.port or 0), timeout=10)
+    opened = socket.create_connection((address.host, address.port or 0), timeout=60)
     opened.sendall(sent)
     return opened
 
@@ -129,11 +129,20 @@ def is_cut(connection: socket.socket) -> bool:
         return True
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.005)
+
+
+def settled(log: Sequence[object]) -> int:
+    """How long it is, once nothing more is added."""
+    length = -1
+    while length != len(log):
+        length = len(log)
+        time.sleep(0.3)
+    return length
 
 
 def value_of(metrics: str, name: str) -> float:

@@ -33,7 +33,7 @@ QUESTIONS = [
 
 
 def post(url: str, body: Any, path: str = "/v1/choices") -> httpx.Response:
-    return httpx.post(f"{url}{path}", json=body, timeout=20)
+    return httpx.post(f"{url}{path}", json=body, timeout=60)
 
 
 @pytest.mark.parametrize("asked", QUESTIONS, ids=range(len(QUESTIONS)))

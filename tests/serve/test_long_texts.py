@@ -41,7 +41,7 @@ class Counting(Engine):
 
 def test_a_text_that_cannot_fit_never_comes_to_the_tokenizer(trained: TrainedModel) -> None:
     engine = Counting(trained, Limits())
-    with live(create_app(engine, NAME)) as url, httpx.Client(base_url=url, timeout=20) as client:
+    with live(create_app(engine, NAME)) as url, httpx.Client(base_url=url, timeout=60) as client:
         for path, body in REQUESTS * 3:
             got = client.post(path, json=body)
             assert got.status_code == 400 and got.json()["error"]["type"] == "invalid_request_error"

@@ -308,7 +308,7 @@ def test_a_full_queue_is_tried_again_when_the_server_wants_it(open_page: Open, t
 
 
 def test_an_answer_that_takes_too_long_is_told(open_page: Open, trained: TrainedModel) -> None:
-    with held_up(trained, timeout=0.3) as (_, _, client):
+    with held_up(trained, timeout=2) as (_, _, client):
         page = open_page(str(client.base_url).rstrip("/"))
         fill_in(page)
         page.keyboard.press("Control+Enter")

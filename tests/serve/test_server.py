@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +19,14 @@ from bayeslora.metrics import accuracy_at_coverage, ece
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.predictions import read_predictions
 from bayeslora.serve.app import create_app
+from bayeslora.serve.connections import Connection
 from bayeslora.serve.engine import Engine
 from bayeslora.serve.evaluation import POINTS, coverage_curve
 from bayeslora.serve.limits import Limits
 from bayeslora.serve.run import read_token
 from bayeslora.train.directory import RunDirectory
 from bayeslora.train.trained import TrainedModel
-from serve.live import ASKED, NAME, held_up, live, value_of, wait_for
+from serve.live import ASKED, NAME, connect, held_up, live, settled, value_of, wait_for
 from train.tiny import bayeslora, read_json
 
 TEXT = {"prompt": "red", "max_tokens": 400, "temperature": 0}
@@ -38,7 +38,7 @@ TEXT = {"prompt": "red", "max_tokens": 400, "temperature": 0}
 def test_a_full_queue_sends_away_and_recovers(trained: TrainedModel) -> None:
     with held_up(trained, queue=2) as (engine, worker, client), ThreadPoolExecutor(4) as pool:
         taken = [pool.submit(client.post, "/v1/choices", json=ASKED)]
-        assert engine.begun.wait(20)
+        assert engine.begun.wait(60)
         taken += [pool.submit(client.post, "/v1/choices", json=ASKED) for _ in range(2)]
         wait_for(lambda: worker.depth == 2)
         for path, body in (
@@ -60,15 +60,17 @@ def test_a_full_queue_sends_away_and_recovers(trained: TrainedModel) -> None:
 def test_a_request_that_waits_too_long_is_given_up_and_never_begun(trained: TrainedModel) -> None:
     with held_up(trained, timeout=0.4) as (engine, _, client), ThreadPoolExecutor(4) as pool:
         late = [pool.submit(client.post, "/v1/choices", json=ASKED)]
-        assert engine.begun.wait(20)
+        assert engine.begun.wait(60)
         late += [pool.submit(client.post, "/v1/choices", json=ASKED) for _ in range(2)]
         late += [pool.submit(client.post, "/v1/completions", json={**TEXT, "stream": True})]
         for future in late:
             assert future.result().status_code == 504
             assert "no answer within 0.4 s" in future.result().json()["error"]["message"]
         engine.go.set()
-        assert client.post("/v1/choices", json=ASKED).status_code == 200
-        assert engine.log == [("answer", 1), ("answer", 1)]
+        tries: list[int] = []
+        while 200 not in tries:
+            tries.append(client.post("/v1/choices", json=ASKED).status_code)
+        assert set(tries) <= {200, 504} and set(engine.log) == {("answer", 1)} and len(engine.log) <= 1 + len(tries)
 
 
 def test_a_text_that_takes_too_long_is_ended(trained: TrainedModel) -> None:
@@ -76,19 +78,16 @@ def test_a_text_that_takes_too_long_is_ended(trained: TrainedModel) -> None:
         engine.go.set()
         engine.delay = 0.05
         assert client.post("/v1/completions", json=TEXT).status_code == 504
-        time.sleep(0.2)
-        tokens = len(engine.log)
-        time.sleep(0.2)
-        assert len(engine.log) == tokens < 30
+        assert settled(engine.log) < 100
 
 
 @pytest.mark.parametrize("path, body", [("/v1/choices", ASKED), ("/v1/completions", TEXT)])
 def test_a_client_that_has_gone_is_forgotten(trained: TrainedModel, path: str, body: Any) -> None:
     with held_up(trained) as (engine, _, client), ThreadPoolExecutor(2) as pool:
         first = pool.submit(client.post, "/v1/choices", json=ASKED)
-        assert engine.begun.wait(20)
+        assert engine.begun.wait(60)
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(client.base_url.join(path), json=body, timeout=0.2)
+            httpx.post(client.base_url.join(path), json=body, timeout=0.5)
         wait_for(lambda: 'status="499"} 1' in client.get("/metrics").text)
         engine.go.set()
         assert first.result().status_code == 200
@@ -141,15 +140,17 @@ def test_a_token_is_needed_everywhere_but_for_health(trained: TrainedModel) -> N
 
 
 def test_a_body_is_bounded_whether_its_size_is_announced_or_not(trained: TrainedModel) -> None:
-    with live(create_app(Engine(trained, Limits(max_body=1000, timeout=1)), NAME)) as url:
+    with live(create_app(Engine(trained, Limits(max_body=1000)), NAME)) as url:
         for content in (b"x" * 1001, iter([b"x" * 600, b"x" * 600])):
             got = httpx.post(f"{url}/v1/choices", content=content)
             assert got.status_code == 413 and "larger than 1000 bytes" in got.json()["error"]["message"]
         assert httpx.post(f"{url}/v1/choices", json=ASKED).status_code == 200
-        host, port = url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=10) as slow:
-            slow.sendall(b"POST /v1/choices HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
-            assert b" 408 " in slow.recv(4096)
+
+
+def test_a_body_has_a_deadline(trained: TrainedModel) -> None:
+    begun = b"POST /v1/choices HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
+    with live(create_app(Engine(trained, Limits(timeout=0.5)), NAME)) as url, connect(url, begun) as slow:
+        assert b" 408 " in slow.recv(4096)
 
 
 def test_what_is_not_there(url: str) -> None:
@@ -266,11 +267,19 @@ def test_a_run_without_results_is_served_all_the_same(trained: TrainedModel, tmp
     assert seen["intervals"] is None and answer["prediction_set"] is None and not answer["abstains"]
 
 
-def test_small_answers_are_sent_at_once(url: str) -> None:
+def test_small_answers_are_sent_at_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not held back until the client has confirmed the last one, which takes it 40 ms."""
-    with httpx.Client(base_url=url) as client:
-        took = [client.get("/healthz").elapsed.total_seconds() for _ in range(20)]
-    assert min(took) < 0.03
+    at_once: list[int] = []
+    enter = Connection.connection_made
+
+    def look(self: Connection, transport: asyncio.Transport) -> None:
+        opened = transport.get_extra_info("socket")
+        at_once.append(opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        enter(self, transport)
+
+    monkeypatch.setattr(Connection, "connection_made", look)
+    assert httpx.get(f"{url}/healthz").status_code == 200
+    assert at_once == [1]
 
 
 # The command line -----------------------------------------------------------------------------------------------------

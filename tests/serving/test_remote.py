@@ -219,7 +219,7 @@ def test_importing_it_loads_nothing_heavy() -> None:
         always(503, b"<html>no</html>"),
         always(429, {"error": {"message": "too many requests"}}),
         lambda number, request, reply: None,
-        slow(0.6),
+        pytest.param(slow(6), marks=pytest.mark.system),
     ],
     ids=["500", "503", "429", "hang up", "slow"],
 )
@@ -227,7 +227,7 @@ def test_what_passes_is_tried_again(trouble: Trouble, url: str, export: Path, co
     model = found_way(url, export, completions, workers=1)
     expected = model.ask(*ASK)
     completions.asked.clear()
-    model.endpoint = Endpoint(url, timeout=0.3)
+    model.endpoint = Endpoint(url, timeout=3)
     completions.trouble = at_first(2, trouble)
     assert model.ask(*ASK) == expected
     assert len(completions.asked) == SAMPLES + 2
