@@ -167,13 +167,40 @@ def test_model_against_itself_is_no_difference() -> None:
     assert (result.difference, result.low, result.high, result.p_value) == (0.0, 0.0, 0.0, 1.0)
 
 
-def test_an_interval_over_runs_resamples_the_questions_of_all_runs_alike():
+def same_everywhere(p: float) -> NDArray[np.float64]:
+    """Twenty questions whose right answer, the first, has this probability."""
+    return np.tile([p, 1 - p], (20, 1))
+
+
+def test_runs_that_differ_are_drawn_with_replacement() -> None:
+    """All questions are alike, so that only the runs make a difference: of two runs, half of the draws are one and the same."""
+    labels = np.zeros(20, dtype=int)
+    runs = [same_everywhere(0.2), same_everywhere(0.8)]
+    drawn = bootstrap_interval_over_runs(mean_label_probability, runs, labels, level=0.9, resamples=400)
+    assert (drawn.value, drawn.low, drawn.high) == pytest.approx((0.5, 0.2, 0.8))
+    middle = bootstrap_interval_over_runs(mean_label_probability, runs, labels, level=0.4, resamples=400)
+    assert (middle.low, middle.high) == pytest.approx((0.5, 0.5))
+
+
+def test_the_same_seeds_are_drawn_for_both_methods() -> None:
+    """What a seed does to both cancels; with another number of runs there is nothing to pair."""
+    labels = np.zeros(20, dtype=int)
+    a = [same_everywhere(p) for p in (0.2, 0.5, 0.8)]
+    b = [same_everywhere(p) for p in (0.1, 0.4, 0.7)]
+    paired = paired_bootstrap_over_runs(mean_label_probability, a, b, labels, resamples=200)
+    assert (paired.low, paired.high) == pytest.approx((0.1, 0.1)) and paired.p_value < 0.02
+    apart = paired_bootstrap_over_runs(mean_label_probability, a, b[:2], labels, resamples=200)
+    assert apart.low < 0 < apart.high and apart.p_value > 0.05
+
+
+def test_an_interval_over_runs_resamples_runs_and_the_questions_of_all_of_them_alike():
     rng = np.random.default_rng(3)
     runs, y = [rng.dirichlet(np.ones(3), size=40) for _ in range(3)], rng.integers(3, size=40)
     found = bootstrap_interval_over_runs(nll, runs, y, resamples=50, seed=7)
     draws = np.random.default_rng(7)
     rows = [draws.integers(40, size=40) for _ in range(50)]
-    want = sorted(np.mean([nll(p[r], y[r]) for p in runs]) for r in rows)
+    counts = np.random.default_rng([7, 3]).multinomial(3, [1 / 3] * 3, size=50)
+    want = sorted(np.average([nll(p[r], y[r]) for p in runs], weights=c) for r, c in zip(rows, counts, strict=True))
     assert found.value == pytest.approx(np.mean([nll(p, y) for p in runs]))
     assert (found.low, found.high) == pytest.approx((want[1], want[48]))
     assert bootstrap_interval_over_runs(nll, runs[:1], y) == bootstrap_interval(nll, runs[0], y)

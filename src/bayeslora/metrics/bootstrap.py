@@ -69,7 +69,8 @@ def bootstrap_interval_over_runs(
 ) -> Interval:
     """The same for a method that was run several times: the metric is averaged over the runs.
 
-    All runs see the same resample of the rows. So the interval is about the questions and not about the seeds.
+    Rows and runs are drawn with replacement, so the interval is about the questions and about the seeds. All runs see the
+    same resample of the rows.
     """
     if not runs:
         raise ValueError("need at least one run, got none")
@@ -112,7 +113,10 @@ def paired_bootstrap_over_runs(
     resamples: int = 1000,
     seed: int = 0,
 ) -> PairedDifference:
-    """The same for two methods that were each run several times, as in :func:`bootstrap_interval_over_runs`."""
+    """The same for two methods that were each run several times, as in :func:`bootstrap_interval_over_runs`.
+
+    Equally many runs are taken for those of the same seeds, in the same order, and the same seeds are drawn for both.
+    """
     if not runs_a or not runs_b:
         raise ValueError(f"need at least one run of each, got {len(runs_a)} and {len(runs_b)}")
     checked = [check_classification(probs, labels, "probs_a") for probs in runs_a]
@@ -160,8 +164,12 @@ class _Mean:
     runs: Sequence[NDArray[Any]]
     labels: NDArray[Any]
 
-    def __call__(self, rows: NDArray[np.int64] | slice) -> float:
-        return float(np.mean([float(self.metric(probs[rows], self.labels[rows])) for probs in self.runs]))
+    def __call__(self, rows: NDArray[np.int64] | slice, weights: NDArray[np.float64] | None = None) -> float:
+        """Without weights every run counts the same."""
+        wanted = np.ones(len(self.runs)) if weights is None else weights
+        drawn = [(probs, weight) for probs, weight in zip(self.runs, wanted, strict=True) if weight]
+        values = [float(self.metric(probs[rows], self.labels[rows])) for probs, _ in drawn]
+        return float(np.average(values, weights=[weight for _, weight in drawn]))
 
     def terms(self) -> NDArray[np.float64] | None:
         """Those of all runs, ``[N, runs, B]``; none if the metric has no such form, or some are infinite."""
@@ -176,25 +184,32 @@ _AT_ONCE = 2**22
 
 
 def _resample(means: Sequence[_Mean], resamples: int, seed: int) -> list[NDArray[np.float64]]:
-    """Each of these on the same ``resamples`` draws of rows with replacement."""
+    """Each of these on the same ``resamples`` draws of rows with replacement, and of runs."""
     rng, n = np.random.default_rng(seed), len(means[0].labels)
     rounds = check_count(resamples, "resamples")
     values = [np.empty(rounds) for _ in means]
     terms = [mean.terms() for mean in means]
+    weights = [_draw_runs(len(mean.runs), rounds, seed) for mean in means]
     at_once = max(1, _AT_ONCE // n)
     for first in range(0, rounds, at_once):
         drawn = [rng.integers(n, size=n) for _ in range(first, min(first + at_once, rounds))]
         part = slice(first, first + len(drawn))
         counts = np.stack([np.bincount(rows, minlength=n) for rows in drawn]).astype(np.float64)
-        for found, mean, own in zip(values, means, terms, strict=True):
+        for found, mean, own, weight in zip(values, means, terms, weights, strict=True):
             if own is None:
-                found[part] = [mean(rows) for rows in drawn]
+                found[part] = [mean(rows, some) for rows, some in zip(drawn, weight[part], strict=True)]
             else:
                 sums = (counts @ own.reshape(n, -1)).reshape(len(drawn), *own.shape[1:])
-                found[part] = np.abs(sums).sum(axis=-1).mean(axis=-1) / n
+                found[part] = (np.abs(sums).sum(axis=-1) * weight[part]).sum(axis=-1) / n
     for found in values:
         _require_numbers(found)
     return values
+
+
+def _draw_runs(count: int, rounds: int, seed: int) -> NDArray[np.float64]:
+    """Shares ``[rounds, runs]`` of runs that are drawn with replacement; the same for as many runs."""
+    drawn = np.random.default_rng([seed, count]).multinomial(count, np.full(count, 1 / count), size=rounds)
+    return drawn / count
 
 
 def _require_numbers(draws: NDArray[np.float64]) -> None:
