@@ -6,12 +6,13 @@ import gzip
 import json
 from collections import Counter
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from bayeslora.errors import InputError
-from bayeslora.tasks import TASKS, Split, Task, encode_item, load_task
+from bayeslora.tasks import TASKS, Scoring, Split, Task, encode_item, load_task
+from bayeslora.tasks.encode import prompt_of
 from bayeslora.tasks.rows import content_key
 
 from .cases import DATA, needs_data
@@ -65,8 +66,8 @@ def test_arc_labels_and_option_counts(name: str, numbered: list[int], odd: int) 
 
 def test_boolq_answers() -> None:
     train = [*task("boolq").train, *task("boolq").validation]
-    assert sum(item.gold == item.labels.index("Yes") for item in train) == 5874
-    assert sum(item.gold == item.labels.index("Yes") for item in task("boolq").test) == 2033
+    assert sum(item.gold == item.options.index(" Yes") for item in train) == 5874
+    assert sum(item.gold == item.options.index(" Yes") for item in task("boolq").test) == 2033
 
 
 @pytest.mark.parametrize("name", ["boolq", "winogrande-s", "winogrande-m"])
@@ -107,16 +108,16 @@ def test_test_items_are_well_formed_and_normalised(name: str) -> None:
         assert item.gold is not None and all(option.strip() for option in item.options)
         text = "".join((item.prompt.text, *item.options))
         assert not set(text) & set("‘’“”–—−\u00a0\u200b\ufeff\t") and "  " not in text
-        assert item.prompt.text == item.prompt.text.strip() and item.prompt.text.endswith("Answer:") == item.lettered
+        assert item.prompt.text == item.prompt.text.strip()
+        assert prompt_of(item, "letter").text.endswith("Answer:")
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_everything_encodes(smollm2: Any, name: str) -> None:
     items = task(name).validation[:300]
-    scorings = ("text", "letter") if items[0].lettered else ("text",)
-    for scoring in scorings:
+    for scoring in get_args(Scoring):
         for item in items:
-            encoded = encode_item(item, smollm2, scoring)  # type: ignore[arg-type]
+            encoded = encode_item(item, smollm2, scoring)
             assert len(encoded.option_ids) == len(item.options)
             assert len(encoded.prompt_ids) + max(map(len, encoded.option_ids)) <= 1024
 

@@ -58,7 +58,21 @@ def test_letters(smollm2: Any) -> None:
     encoded = encode_item(read_choices(ARC_EASY).item, smollm2, "letter")
     assert encoded.option_ids == [[330], [389], [340], [422]]
     assert encoded.prompt_ids[-2:] == [21350, 42]
-    assert encode_item(read_boolq(BOOLQ).item, smollm2, "letter").option_ids == [[9230], [2838]]
+
+
+@pytest.mark.parametrize("item", [read_boolq(BOOLQ).item, read_winogrande(WINOGRANDE).item])
+def test_letters_of_questions_whose_prompt_shows_none(smollm2: Any, item: Item) -> None:
+    encoded = encode_item(item, smollm2, "letter")
+    assert encoded.option_ids == [[330], [389]] and item.letter_prompt is not None
+    assert smollm2.decode(encoded.prompt_ids) == item.letter_prompt.text != item.prompt.text
+
+
+def test_a_passage_is_cut_where_letters_answer_too(smollm2: Any) -> None:
+    item = read_boolq(boolq_row(passage=LONG)).item
+    encoded = encode_item(item, smollm2, "letter", max_tokens=100)
+    text = smollm2.decode(encoded.prompt_ids)
+    assert item.letter_prompt is not None and text.startswith("Passage:") and text.endswith(item.letter_prompt.tail)
+    assert len(encoded.prompt_ids) + 1 <= 100
 
 
 def test_what_labels_share_at_their_beginning_belongs_to_the_prompt(smollm2: Any) -> None:
@@ -155,7 +169,6 @@ def test_other_errors(smollm2: Any) -> None:
     assert failure(replace(item, options=("", " b", " c", " d")), smollm2) == (
         "item 'MCAS_2007_8_5189': option '' has no tokens; give it a text"
     )
-    assert "cannot be scored by letter" in failure(read_winogrande(WINOGRANDE).item, smollm2, "letter")
 
 
 def sentencepiece_like() -> Any:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from bayeslora.errors import InputError
 from bayeslora.tasks import Prompt, continuations
 from bayeslora.tasks.boolq import read_boolq
 from bayeslora.tasks.choices import read_choices
+from bayeslora.tasks.encode import prompt_of
 from bayeslora.tasks.winogrande import read_winogrande
 
 ARC_EASY = {
@@ -130,19 +130,26 @@ def test_boolq(answer: bool, gold: int) -> None:
     assert item.prompt.text == (
         "Passage: All six of the crew were lost at sea.\nQuestion: were there any survivors on the andrea gail\nAnswer:"
     )
-    assert (item.id, item.options, item.labels, item.gold) == ("train-6081", (" Yes", " No"), ("Yes", "No"), gold)
-    assert continuations(item, "letter") == (" Yes", " No")
+    assert (item.id, item.options, item.labels, item.gold) == ("train-6081", (" Yes", " No"), ("A", "B"), gold)
+    assert continuations(item, "letter") == (" A", " B")
+    assert prompt_of(item, "text") == item.prompt
+    assert prompt_of(item, "letter") == Prompt(
+        "Passage:",
+        " All six of the crew were lost at sea.",
+        "\nQuestion: were there any survivors on the andrea gail\nOptions:\nA. Yes\nB. No\nAnswer:",
+    )
 
 
 def test_winogrande() -> None:
     item = read_winogrande(WINOGRANDE).item
     assert item.prompt == Prompt("Ian volunteered to eat Dennis's menudo after already having a bowl because")
     assert item.options == (" Ian despised eating intestine.", " Dennis despised eating intestine.")
-    assert (item.id, item.labels, item.gold) == (WINOGRANDE["id"], ("1", "2"), 1)
-    with pytest.raises(InputError) as error:
-        continuations(item, "letter")
-    assert str(error.value) == (
-        f"item '{WINOGRANDE['id']}' cannot be scored by letter: its sentence shows none; use scoring 'text'"
+    assert (item.id, item.labels, item.gold) == (WINOGRANDE["id"], ("A", "B"), 1)
+    assert continuations(item, "letter") == (" A", " B")
+    assert prompt_of(item, "text") == item.prompt
+    assert prompt_of(item, "letter") == Prompt(
+        "Question: Which option fills the blank? Ian volunteered to eat Dennis's menudo after already having a bowl because _ "
+        "despised eating intestine.\nOptions:\nA. Ian\nB. Dennis\nAnswer:"
     )
 
 

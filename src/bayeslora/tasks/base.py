@@ -43,10 +43,10 @@ class Item:
         id: its name in predictions.
         prompt: what the model reads.
         options: what follows the prompt if that option is chosen, with its leading space: ``" Paris"``.
-        labels: the options' labels as annotated: ``A``-``E``, ``1``-``4``, ``Yes``/``No``.
+        labels: the options' labels as annotated: ``A``-``E``, ``1``-``4``.
         gold: index of the right option, if known.
         probabilities: the true answer probabilities, where somebody can know them.
-        lettered: whether a label alone is an answer to the prompt, so that items can be scored by label.
+        letter_prompt: what the model reads if a label is to answer, where the prompt itself shows none.
     """
 
     id: str
@@ -55,7 +55,7 @@ class Item:
     labels: tuple[str, ...]
     gold: int | None
     probabilities: tuple[float, ...] | None = None
-    lettered: bool = True
+    letter_prompt: Prompt | None = None
 
     def __post_init__(self) -> None:
         n = len(self.options)

@@ -7,10 +7,12 @@ from typing import Any
 
 from bayeslora.tasks.base import Item, Prompt
 from bayeslora.tasks.benchmark import Benchmark
+from bayeslora.tasks.choices import choice_prompt
 from bayeslora.tasks.rows import Candidate, Malformed, row_id, text_field
 from bayeslora.tasks.sources import HubPlace, Source
 
 YES_NO = ("Yes", "No")
+LABELS = ("A", "B")
 
 
 def read_boolq(values: Mapping[str, Any]) -> Candidate:
@@ -20,8 +22,10 @@ def read_boolq(values: Mapping[str, Any]) -> Candidate:
     if not isinstance(answer, bool):
         raise Malformed("answer is neither true nor false", repr(answer)[:60])
     prompt = Prompt("Passage:", f" {passage}", f"\nQuestion: {question}\nAnswer:")
+    asked = choice_prompt(question, YES_NO, LABELS, passage)
     gold = YES_NO.index("Yes" if answer else "No")
-    item = Item(row_id(values), prompt, tuple(f" {word}" for word in YES_NO), YES_NO, gold)
+    options = tuple(f" {word}" for word in YES_NO)
+    item = Item(row_id(values), prompt, options, LABELS, gold, letter_prompt=asked)
     return Candidate(item, None if passage and question else "empty passage or question")
 
 

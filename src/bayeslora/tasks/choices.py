@@ -30,11 +30,16 @@ def choice_candidate(
         raise Malformed("labels and choices differ in number", f"{len(labels)} and {len(choices)}")
     if len(set(labels)) != len(labels):
         raise Malformed("a label is repeated", ", ".join(labels))
-    listed = "".join(f"{label}. {choice}\n" for label, choice in zip(labels, choices, strict=True))
-    asked = f"Question: {question}\nOptions:\n{listed}Answer:"
-    prompt = Prompt("Passage:", f" {passage}", f"\n{asked}") if passage else Prompt(asked)
+    prompt = choice_prompt(question, choices, labels, passage)
     item = Item(name, prompt, tuple(f" {choice}" for choice in choices), tuple(labels), gold)
     return Candidate(item, _flaw(question, choices))
+
+
+def choice_prompt(question: str, choices: Sequence[str], labels: Sequence[str], passage: str = "") -> Prompt:
+    """A question, with its choices listed by their labels."""
+    listed = "".join(f"{label}. {choice}\n" for label, choice in zip(labels, choices, strict=True))
+    asked = f"Question: {question}\nOptions:\n{listed}Answer:"
+    return Prompt("Passage:", f" {passage}", f"\n{asked}") if passage else Prompt(asked)
 
 
 def text_list(values: Mapping[str, Any], name: str) -> list[str]:

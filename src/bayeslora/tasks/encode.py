@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Literal, get_args
 
 from bayeslora.errors import InputError, did_you_mean
-from bayeslora.tasks.base import Item
+from bayeslora.tasks.base import Item, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -59,13 +59,14 @@ def encode_item(
     shared = _shared_beginning(option_ids) if scoring == "letter" else []
     for text, ids in zip(texts, option_ids, strict=True):
         _check_option(item, scoring, text, len(ids) - len(shared))
-    prompt_ids = plain_ids(item.prompt.text, tokenizer)
+    prompt = prompt_of(item, scoring)
+    prompt_ids = plain_ids(prompt.text, tokenizer)
     if not prompt_ids:
         raise InputError(f"item {item.id!r}: its prompt is empty; give it a text that the options can follow")
     longest = max(map(len, option_ids))
     excess = len(prompt_ids) + longest - max_tokens
     if excess > 0:
-        prompt_ids = _cut_passage(item, tokenizer, excess, longest, max(max_tokens, whole))
+        prompt_ids = _cut_passage(item.id, prompt, tokenizer, excess, longest, max(max_tokens, whole))
     return EncodedItem(prompt_ids + shared, [ids[len(shared) :] for ids in option_ids])
 
 
@@ -97,9 +98,12 @@ def continuations(item: Item, scoring: Scoring) -> tuple[str, ...]:
         raise InputError(f"unknown scoring {scoring!r}; choose {' or '.join(names)}{did_you_mean(scoring, names)}")
     if scoring == "text":
         return item.options
-    if not item.lettered:
-        raise InputError(f"item {item.id!r} cannot be scored by letter: its sentence shows none; use scoring 'text'")
     return tuple(f" {label}" for label in item.labels)
+
+
+def prompt_of(item: Item, scoring: Scoring) -> Prompt:
+    """What stands before the continuations."""
+    return item.letter_prompt if scoring == "letter" and item.letter_prompt is not None else item.prompt
 
 
 def _shared_beginning(option_ids: list[list[int]]) -> list[int]:
@@ -131,16 +135,18 @@ def continuation_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]
     return both[len(anchor) :] if both[: len(anchor)] == anchor else plain_ids(text, tokenizer)
 
 
-def _cut_passage(item: Item, tokenizer: PreTrainedTokenizerBase, excess: int, longest: int, most: int) -> list[int]:
+def _cut_passage(
+    name: str, prompt: Prompt, tokenizer: PreTrainedTokenizerBase, excess: int, longest: int, most: int
+) -> list[int]:
     """The prompt without at least the first ``excess`` tokens of its passage, and without half characters."""
-    ids, offsets = _with_offsets(item, tokenizer)
-    start = len(item.prompt.head)
-    stop = start + len(item.prompt.passage)
+    ids, offsets = _with_offsets(name, prompt, tokenizer)
+    start = len(prompt.head)
+    stop = start + len(prompt.passage)
     passage = [index for index, (_, end) in enumerate(offsets) if start < end <= stop]
     needed = len(ids) - len(passage) + longest
     if excess > len(passage) and needed > most:
         raise InputError(
-            f"item {item.id!r}: question and options need {needed} tokens without its passage, and at most {most} are "
+            f"item {name!r}: question and options need {needed} tokens without its passage, and at most {most} are "
             "allowed; allow more or leave it out"
         )
     excess = min(excess, len(passage))
@@ -150,12 +156,14 @@ def _cut_passage(item: Item, tokenizer: PreTrainedTokenizerBase, excess: int, lo
     return [token for index, token in enumerate(ids) if index not in left_out]
 
 
-def _with_offsets(item: Item, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[tuple[int, int]]]:
+def _with_offsets(
+    name: str, prompt: Prompt, tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[int], list[tuple[int, int]]]:
     """Ids of the whole prompt, and the characters each stands for."""
-    if not item.prompt.passage:
-        ids = plain_ids(item.prompt.text, tokenizer)
+    if not prompt.passage:
+        ids = plain_ids(prompt.text, tokenizer)
         return ids, [(0, 0)] * len(ids)
     if not tokenizer.is_fast:
-        raise InputError(f"item {item.id!r}: its passage is too long, and only a fast tokenizer can cut it; use one")
-    encoded = tokenizer(item.prompt.text, add_special_tokens=False, return_offsets_mapping=True)
+        raise InputError(f"item {name!r}: its passage is too long, and only a fast tokenizer can cut it; use one")
+    encoded = tokenizer(prompt.text, add_special_tokens=False, return_offsets_mapping=True)
     return list(encoded.input_ids), list(encoded.offset_mapping)

@@ -1,8 +1,10 @@
 """WinoGrande: which of two words fills the blank? The labels of its test split are hidden.
 
 An option is the rest of the sentence with its word put in, so the sentences are compared from where they begin to
-differ. Sentences come in twins with the same two words and opposite answers. Holding out one twin of a pair would leak
-the other's answer, so rows are held out by their pair of words; the hub's copy has no ids to do it by, and this way both
+differ. Scored by letter, the whole sentence is asked for and both words are listed.
+
+Sentences come in twins with the same two words and opposite answers. Holding out one twin of a pair would leak the
+other's answer, so rows are held out by their pair of words; the hub's copy has no ids to do it by, and this way both
 copies are divided alike.
 """
 
@@ -14,24 +16,29 @@ from typing import Any
 
 from bayeslora.tasks.base import Item, Prompt
 from bayeslora.tasks.benchmark import Benchmark
+from bayeslora.tasks.choices import choice_prompt
 from bayeslora.tasks.rows import Candidate, Malformed, row_id, text_field
 from bayeslora.tasks.sources import HubPlace, Source
 
 BLANK = "_"
-LABELS = ("1", "2")
+ANSWERS = ("1", "2")
+LABELS = ("A", "B")
 
 
 def read_winogrande(values: Mapping[str, Any]) -> Candidate:
     """A row ``{"id", "sentence", "option1", "option2", "answer": "1" or "2"}``."""
-    before, blank, after = text_field(values, "sentence").partition(BLANK)
+    sentence = text_field(values, "sentence")
+    before, blank, after = sentence.partition(BLANK)
     if not blank:
         raise Malformed("no blank '_' in the sentence", before[:60])
     words = (text_field(values, "option1"), text_field(values, "option2"))
     answer = text_field(values, "answer")
-    if answer not in LABELS:
+    if answer not in ANSWERS:
         raise Malformed("answer is neither 1 nor 2", repr(answer)[:60])
     options = tuple(f" {word}{after}" for word in words)
-    item = Item(row_id(values), Prompt(before.rstrip()), options, LABELS, LABELS.index(answer), lettered=False)
+    asked = choice_prompt(f"Which option fills the blank? {sentence}", words, LABELS)
+    prompt, gold = Prompt(before.rstrip()), ANSWERS.index(answer)
+    item = Item(row_id(values), prompt, options, LABELS, gold, letter_prompt=asked)
     return Candidate(item, _flaw(before, after, words))
 
 
