@@ -9,6 +9,7 @@ from typing import Any
 
 from bayeslora.errors import InputError, did_you_mean
 from bayeslora.report.page.reading import checking, read_record
+from bayeslora.studies.comparison import Trial
 from bayeslora.studies.evaluated import Evaluated, load_evaluated
 from bayeslora.studies.plan import run_path
 
@@ -32,12 +33,13 @@ def read_sections(paths: Sequence[Path], only: Sequence[str] = ()) -> dict[str, 
 
 def runs_of(study: Path, record: Mapping[str, Any], task: str, method: str) -> list[Evaluated]:
     """The runs behind a row of a comparison's table, those that are done, at the learning rate that was chosen."""
-    chosen = record["chosen_rate_factors"]
-    factor = chosen.get(f"{task}/{method}") or chosen.get(f"{task}/lora")
-    if factor is None:
+    factors, epochs = record["chosen_rate_factors"], record.get("chosen_epochs", {})
+    name = f"{task}/{method}" if f"{task}/{method}" in factors else f"{task}/lora"
+    if name not in factors:
         tasks = ", ".join(record["study"]["tasks"])
         raise InputError(f"{study}: no learning rate was chosen for {method} on {task}; its tasks are {tasks}")
-    places = {seed: run_path(study, task, method, factor, seed) for seed in record["study"]["seeds"]}
+    trial = Trial(factors[name], epochs.get(name))
+    places = {seed: run_path(study, task, method, trial, seed) for seed in record["study"]["seeds"]}
     return [run for seed, path in places.items() if (run := load_evaluated(path, seed)) is not None]
 
 

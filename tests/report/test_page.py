@@ -165,7 +165,21 @@ def test_settings_that_are_not_defaults_are_marked(run, reported):
     assert facts["alpha"] == "16" and facts["kl scaling"] == "elbo" and facts["seed"] == "0"
     environment = read_json(run / "result.json")["environment"]
     assert facts["torch"] == environment["packages"]["torch"] and facts["device"] == "cpu"
-    assert page.source.count('class="marked"') == 6  # rank, targets, epochs, batch size, learning rate, draws
+    # rank, targets, epochs, batch size, learning rate, draws, calibrate
+    assert page.source.count('class="marked"') == 7
+
+
+def test_a_run_that_training_has_calibrated_shows_both(tmp_path):
+    path = finished(prediction=PredictionConfig(samples=3))
+    page = read_page(make_report(path, tmp_path / "report").parent)
+    result = read_json(path / "result.json")
+    (table,) = (it for it in page.tables.values() if it[0] == ["metric", "as trained", "calibrated"])
+    shown = {name: both for name, *both in table[1:]}
+    for name, title in (("acc", "Accuracy"), ("nll", "NLL"), ("ece", "ECE"), ("brier", "Brier score")):
+        assert shown[title] == [f"{it['metrics'][name]:.4f}" for it in (result, result["calibrated"])]
+    figures = {it.stem for it in (tmp_path / "report" / "figures").glob("*.svg")}
+    assert {"reliability", "calibrated"} <= figures
+    assert f"expected calibration error {result['calibrated']['metrics']['ece']:.3f}" in page.source
 
 
 def test_files_for_papers_lie_beside_the_page(reported):

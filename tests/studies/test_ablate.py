@@ -37,7 +37,7 @@ def study(**changes: Any) -> AblationStudy:
         "seeds": (0,),
         "adapter": AdapterConfig(rank=2, targets=("q_proj",)),
         "training": TrainingConfig(epochs=1, batch_size=6),
-        "prediction": PredictionConfig(samples=2),
+        "prediction": PredictionConfig(samples=2, calibrate="none"),
     }
     return AblationStudy(**(settings | changes))
 

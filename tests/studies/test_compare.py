@@ -20,8 +20,9 @@ from bayeslora import metrics
 from bayeslora.errors import InputError
 from bayeslora.methods import METHODS
 from bayeslora.predict.predictions import read_epistemic, read_predictions
+from bayeslora.report.table import CALIBRATED_COLUMNS, COLUMNS
 from bayeslora.studies.compare import compare
-from bayeslora.studies.comparison import Comparison
+from bayeslora.studies.comparison import OWN, Comparison
 from bayeslora.studies.evaluated import METRICS as MAIN
 from bayeslora.studies.evaluated import Evaluated, table_rows
 from bayeslora.studies.plan import Job, plan, run_path
@@ -40,9 +41,13 @@ def study(**changes: Any) -> Comparison:
         "seeds": (0, 1),
         "adapter": AdapterConfig(rank=2, targets=("q_proj",)),
         "training": TrainingConfig(epochs=1, batch_size=6),
-        "prediction": PredictionConfig(samples=2),
+        "prediction": PredictionConfig(samples=2, calibrate="none"),
     }
     return Comparison(**(settings | changes))
+
+
+def calibrated_study(other: str) -> Comparison:
+    return study(shift=(other,), prediction=PredictionConfig(samples=2))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -72,7 +77,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> str:
 def done(tmp_path_factory: pytest.TempPathFactory, other: str) -> Path:
     """A comparison that is done, with a shift; not to be changed."""
     out = tmp_path_factory.mktemp("compare") / "study"
-    compare(study(shift=(other,)), out)
+    compare(calibrated_study(other), out)
     return out
 
 
@@ -80,13 +85,13 @@ def done(tmp_path_factory: pytest.TempPathFactory, other: str) -> Path:
 
 
 def test_methods_share_the_loras_they_stand_on():
-    chosen = dict.fromkeys(((task_directory(), method) for method in ("lora", "bbb")), 1.0)
+    chosen = dict.fromkeys(((task_directory(), method) for method in ("lora", "bbb")), OWN)
     jobs = plan(study(), Path("out"), chosen)
     assert (
         len({job.path for job in jobs}) == len(jobs) == 2 + 2 * 2 + 2 + 2 + 2
     )  # loras, more members, bbb, the two made
     made = {(job.config.method, job.config.seed): job for job in jobs if job.needs}
-    lora = run_path(Path("out"), task_directory(), "lora", 1.0, 0)
+    lora = run_path(Path("out"), task_directory(), "lora", OWN, 0)
     assert made["temperature", 0].needs == (lora,)
     seeds = [path.name for path in made["deep-ensemble", 1].needs]
     assert seeds == ["seed-1", f"seed-{1 + SEED_DISTANCE}", f"seed-{1 + 2 * SEED_DISTANCE}"]
@@ -105,7 +110,7 @@ def test_members_that_are_no_rows_write_no_solutions():
 def test_all_methods_can_be_planned():
     everything = study(methods=("all",))
     assert everything.method_names == tuple(METHODS)
-    chosen = {(task_directory(), method): 1.0 for method in METHODS}
+    chosen = {(task_directory(), method): OWN for method in METHODS}
     jobs = plan(everything, Path("out"), chosen)
     assert {job.config.method for job in jobs} == set(METHODS)
 
@@ -128,11 +133,15 @@ def test_the_table_says_what_the_runs_say(done):
     assert list(rows) == ["lora", "temperature", "deep-ensemble", "bbb"]
     for method, row in rows.items():
         for run in row["runs"]:
-            path = run_path(done, task_directory(), method, 1.0, run["seed"])
-            assert run["metrics"] == read_json(path / "result.json")["metrics"]
+            path = run_path(done, task_directory(), method, OWN, run["seed"])
+            result = read_json(path / "result.json")
+            after = {
+                f"calibrated_{name}": result["calibrated"]["metrics"][name] for name in ("acc", "nll", "ece", "aurc")
+            }
+            assert run["metrics"] == result["metrics"] | after
     values = [run["metrics"]["nll"] for run in rows["bbb"]["runs"]]
     text = (done / "table.md").read_text(encoding="utf-8")
-    assert "†: the paired bootstrap over questions cannot tell it from the best" in text
+    assert "†: the paired bootstrap over questions and seeds cannot tell it from the best" in text
     shown = f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
     line = next(line for line in text.splitlines() if line.startswith("| bbb"))
     assert shown in line
@@ -149,7 +158,7 @@ def test_temperature_and_lora_answer_alike_in_the_table(done):
 def test_shift_evaluates_the_same_runs_on_another_task(done, other, tmp_path):
     rows = read_json(done / "table.json")["sections"]["task → other"]
     assert all(len(row["runs"]) == 2 for row in rows.values())
-    path = run_path(done, task_directory(), "bbb", 1.0, 1)
+    path = run_path(done, task_directory(), "bbb", OWN, 1)
     assert bayeslora("evaluate", path, "--task", other, "--out", tmp_path / "other", "--quiet") == 0
     alone = read_json(tmp_path / "other" / "result.json")["metrics"]
     metrics = rows["bbb"]["runs"][1]["metrics"]
@@ -159,7 +168,7 @@ def test_shift_evaluates_the_same_runs_on_another_task(done, other, tmp_path):
 def test_uncertainty_tells_shifted_questions_from_its_own(done):
     rows = read_json(done / "table.json")["sections"]["task → other"]
     for method, seed in (("bbb", 1), ("deep-ensemble", 0)):
-        own = run_path(done, task_directory(), method, 1.0, seed) / "predictions.jsonl.gz"
+        own = run_path(done, task_directory(), method, OWN, seed) / "predictions.jsonl.gz"
         shifted = done / "shift" / "task" / "other" / method / f"seed-{seed}" / "predictions.jsonl.gz"
         found = rows[method]["runs"][seed]["metrics"]
         for name, score in (("epistemic", read_epistemic), ("entropy", _entropies)):
@@ -181,14 +190,17 @@ def test_methods_without_draws_have_no_epistemic_uncertainty_to_tell_by(done):
     own, shifted = text.split("## task → other")
     assert "AUROC, epistemic ↑" in shifted and "AURC ↓" in shifted and "AURC" not in own.split("## task")[1]
     line = next(line for line in shifted.splitlines() if line.startswith("| lora"))
-    assert line.split(" | ")[-2] == "—"
+    assert line.split(" | ")[-4] == "—"
     assert "AUROC: how well" in own
 
 
 def test_aurc_is_shown_as_the_runs_have_it(done):
     rows = read_json(done / "table.json")["sections"]["task → other"]["bbb"]
     mean = np.mean([run["metrics"]["aurc"] for run in rows["runs"]])
-    assert set(rows["ties_best"]) == {"acc", "nll", "ece", "aurc", "shift_auroc_epistemic", "shift_auroc_entropy"}
+    after = {"calibrated_nll", "calibrated_ece"}
+    assert (
+        set(rows["ties_best"]) == {"acc", "nll", "ece", "aurc", "shift_auroc_epistemic", "shift_auroc_entropy"} | after
+    )
     shifted = (done / "table.md").read_text(encoding="utf-8").split("## task → other")[1]
     assert f"{mean:.3f} ±" in next(line for line in shifted.splitlines() if line.startswith("| bbb"))
 
@@ -202,7 +214,7 @@ def test_nothing_is_run_twice(done, other, monkeypatch):
     monkeypatch.setattr("bayeslora.studies.pool.train", refuse)
     monkeypatch.setattr("bayeslora.studies.pool.evaluate", refuse)
     text = (done / "table.md").read_text(encoding="utf-8")
-    assert compare(study(shift=(other,)), done).text == text
+    assert compare(calibrated_study(other), done).text == text
     assert {path: path.stat().st_mtime_ns for path in done.rglob("result.json")} == before
 
 
@@ -211,9 +223,9 @@ def test_a_study_goes_on_wherever_it_lies_and_however_it_is_named(done, other, t
     """Methods that stand on LoRAs of the study find them from where they lie."""
     moved = Path(shutil.copytree(done, tmp_path / "elsewhere" / "study"))
     monkeypatch.chdir(moved.parent)
-    made = run_path(Path("study"), task_directory(), "deep-ensemble", 1.0, 1)
+    made = run_path(Path("study"), task_directory(), "deep-ensemble", OWN, 1)
     shutil.rmtree(made)
-    compared = compare(study(shift=(other,)), Path("study"))
+    compared = compare(calibrated_study(other), Path("study"))
     assert not compared.failures and (made / "result.json").exists()
     assert compared.text == (done / "table.md").read_text(encoding="utf-8")
 
@@ -222,8 +234,8 @@ def test_a_study_goes_on_wherever_it_lies_and_however_it_is_named(done, other, t
 def test_without_workers_what_is_done_is_shown_and_nothing_is_run(done, tmp_path):
     out = tmp_path / "study"
     shutil.copytree(done, out)
-    given = study(methods=("lora", "bbb"))
-    lora, bbb = (run_path(out, given.tasks[0], method, 1.0, 1) for method in given.methods)
+    given = study(methods=("lora", "bbb"), prediction=PredictionConfig(samples=2))
+    lora, bbb = (run_path(out, given.tasks[0], method, OWN, 1) for method in given.methods)
     shutil.rmtree(bbb)
     compared = compare(given, out, workers=0)
     assert not bbb.exists() and lora.exists() and not compared.failures
@@ -240,10 +252,36 @@ def test_a_method_that_cannot_be_told_from_the_best_is_marked(done):
 
     def run(p: np.ndarray) -> Evaluated:
         figures = {name: metric(p, gold) for name, metric in MAIN.items()}
-        return Evaluated(0, {"metrics": figures}, tuple(map(str, range(300))), p, gold, np.zeros(300))
+        return Evaluated(0, {"metrics": figures}, tuple(map(str, range(300))), p, gold, np.zeros(300), np.full(300, 2))
 
     rows = table_rows({"a": [run(good)], "b": [run(good)], "c": [run(bad)], "gap": []})
     assert [rows[m]["nll"].ties_best for m in "abc"] == [True, True, False] and rows["gap"] == {}
+
+
+def test_after_calibration_it_is_those_predictions_that_are_compared(done):
+    """They are equal after calibration, and not before."""
+    rng = np.random.default_rng(0)
+    gold = rng.integers(0, 2, 300)
+    good, bad = (np.where(np.eye(2)[gold] == 1, p, 1 - p) for p in (0.8, 0.6))
+
+    def run(p: np.ndarray) -> Evaluated:
+        after = {"calibrated_nll": MAIN["nll"](good, gold)}
+        figures = {name: metric(p, gold) for name, metric in MAIN.items()} | after
+        return Evaluated(0, {"metrics": figures}, tuple(map(str, range(300))), p, gold, np.zeros(300), gold, good)
+
+    rows = table_rows({"a": [run(good)], "b": [run(bad)]}, (*COLUMNS, *CALIBRATED_COLUMNS))
+    assert not rows["b"]["nll"].ties_best and rows["b"]["calibrated_nll"].ties_best
+
+
+def test_a_uniform_guess_is_shown_and_never_the_best(done):
+    """Questions of the tiny task have two and three options by turns."""
+    guess = read_json(done / "table.json")["references"]["task"]["uniform guess"]
+    assert guess == pytest.approx({"acc": (1 / 2 + 1 / 3) / 2, "nll": (np.log(2) + np.log(3)) / 2, "ece": 0})
+    text = (done / "table.md").read_text(encoding="utf-8").split("## task")[1]
+    line = next(line for line in text.splitlines() if line.startswith("| uniform guess"))
+    assert line == f"| uniform guess | 41.7 | {guess['nll']:.3f} | 0.0 | — | — |"
+    own = [line for line in text.splitlines() if line.startswith("| ")][1:-1]
+    assert any("**" in line.split(" | ")[3] for line in own)
 
 
 # What goes wrong ------------------------------------------------------------------------------------------------------
@@ -391,7 +429,7 @@ def test_other_questions_under_the_same_name_are_refused(tmp_path, what):
 
 @pytest.mark.slow
 def test_workers_give_what_one_process_gives(done, other, tmp_path):
-    compare(study(shift=(other,)), tmp_path / "study", workers=2)
+    compare(calibrated_study(other), tmp_path / "study", workers=2)
     made = list((tmp_path / "study").rglob("predictions.jsonl.gz"))
     assert any("shift" in path.parts for path in made)
     for path in made:

@@ -1,4 +1,4 @@
-"""The search for learning rates: what is tried, what is chosen, and what is told about it."""
+"""The search for learning rates and epochs: what is tried, what is chosen, and what is told about it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,16 @@ from bayeslora.files import write_json
 from bayeslora.progress import Silent
 from bayeslora.studies import pool
 from bayeslora.studies.compare import compare
-from bayeslora.studies.plan import run_path
-from bayeslora.studies.rates import _validation_nll, best_factor, next_factor, search_jobs, searched_pairs
+from bayeslora.studies.comparison import Trial
+from bayeslora.studies.plan import path_below, run_path
+from bayeslora.studies.search import (
+    _validation_nll,
+    best_trial,
+    next_trial,
+    search_jobs,
+    searched_pairs,
+    trials_of,
+)
 from studies.test_compare import quick as quick
 from studies.test_compare import study
 from studies.test_compare import undrawn as undrawn
@@ -35,39 +43,76 @@ def searched(out, monkeypatch, nlls, **changes):
     runs, train = [], pool.train
 
     def counted(config, path, *args, **kwargs):
-        runs.append(float(path.parent.name.removeprefix("rate-")))
-        if runs[-1] not in nlls:
-            raise ZeroDivisionError("division by zero\nand more")
+        if "search" in path.parts:
+            runs.append(float(path.parent.name.removeprefix("rate-")))
+            if runs[-1] not in nlls:
+                raise ZeroDivisionError("division by zero\nand more")
         return train(config, path, *args, **kwargs)
 
     def read(path):
         return nlls.get(float(path.parent.name.removeprefix("rate-")), math.inf)
 
     monkeypatch.setattr(pool, "train", counted)
-    monkeypatch.setattr("bayeslora.studies.rates._validation_nll", read)
+    monkeypatch.setattr("bayeslora.studies.search._validation_nll", read)
     told = Told()
-    compared = compare(study(**({"methods": ("lora",), "seeds": (0,)} | changes)), out, report=told)
+    compared = compare(
+        study(**({"methods": ("lora",), "seeds": (0,), "search_seeds": (0,)} | changes)), out, report=told
+    )
     return compared, read_json(out / "table.json"), runs, [line for line in told.lines if "validation nll" in line]
 
 
 def test_lora_is_trained_even_if_only_others_that_stand_on_it_are_shown():
-    shown = study(methods=("temperature",), rate_factors=(0.5, 2.0))
-    jobs = search_jobs(shown, Path("out"), dict.fromkeys(searched_pairs(shown), shown.rate_factors))
+    shown = study(methods=("temperature",), rate_factors=(0.5, 2.0), search_seeds=(0,))
+    jobs = search_jobs(shown, Path("out"), dict.fromkeys(searched_pairs(shown), trials_of(shown)))
     found = [(job.config.method, job.config.training.learning_rate) for job in jobs]
     assert found == [("lora", 3.5e-4), ("lora", 1.4e-3)]
 
 
+def test_every_factor_is_tried_with_every_number_of_epochs_and_seed_without_the_test_split():
+    shown = study(methods=("lora",), rate_factors=(0.5, 2.0), search_epochs=(1, 4), search_seeds=(3, 5), seeds=(0,))
+    jobs = search_jobs(shown, Path("out"), dict.fromkeys(searched_pairs(shown), trials_of(shown)))
+    assert {job.config.report_split for job in jobs} == {"validation"}
+    tried = [(it.training.learning_rate, it.training.epochs, it.seed) for it in (job.config for job in jobs)]
+    assert tried == [(rate, epochs, seed) for epochs in (1, 4) for rate in (3.5e-4, 1.4e-3) for seed in (3, 5)]
+    assert len({job.path for job in jobs}) == len(jobs)
+    assert all(job.path.is_relative_to("out/search/task/lora") for job in jobs)
+
+
+def test_the_mean_over_the_seeds_decides_and_the_chosen_epochs_are_used(tmp_path, monkeypatch):
+    nlls = {(1.0, 1): (0.9, 0.5), (1.0, 2): (0.6, 0.7), (3.0, 1): (0.1, math.inf), (3.0, 2): (1.0, 1.0)}
+    place = {
+        path_below(tmp_path / "study/search", task_directory(), "lora", Trial(*trial), seed): nll
+        for trial, both in nlls.items()
+        for seed, nll in enumerate(both)
+    }
+    monkeypatch.setattr("bayeslora.studies.search._validation_nll", place.__getitem__)
+    given = study(methods=("lora",), rate_factors=(1.0, 3.0), search_epochs=(1, 2), seeds=(0,))
+    compared = compare(given, tmp_path / "study")
+    record = read_json(tmp_path / "study" / "table.json")
+    assert record["chosen_rate_factors"] == {"task/lora": 1.0} and record["chosen_epochs"] == {"task/lora": 2}
+    assert record["rate_search"]["task/lora"] == {
+        "1, epochs 1": 0.7,
+        "3, epochs 1": None,
+        "1, epochs 2": pytest.approx(0.65),
+        "3, epochs 2": 1.0,
+    }
+    path = run_path(tmp_path / "study", task_directory(), "lora", Trial(1.0, 2), 0)
+    assert read_json(path / "config.json")["training"]["epochs"] == 2 and (path / "result.json").exists()
+    assert "(mean of 2 seeds) among factors of its learning rate: ×1, ×3 with 1, 2 epochs." in compared.text
+
+
 def test_the_factor_with_the_least_validation_nll_is_used(tmp_path):
-    searching = study(methods=("lora", "temperature"), rate_factors=(1.0, 30.0), seeds=(0,))
+    searching = study(methods=("lora", "temperature"), rate_factors=(1.0, 30.0), seeds=(0,), search_seeds=(0,))
     compare(searching, tmp_path / "study")
     record = read_json(tmp_path / "study" / "table.json")
     chosen, nll = record["chosen_rate_factors"]["task/lora"], {}
     for factor in (1.0, 30.0):
-        result = read_json(run_path(tmp_path / "study", task_directory(), "lora", factor, 0) / "result.json")
+        tried = path_below(tmp_path / "study/search", task_directory(), "lora", Trial(factor), 0)
+        result = read_json(tried / "result.json")
         nll[factor] = min(it["validation"]["nll"] for it in result["history"])
     assert chosen == min(nll, key=nll.get)
     assert record["rate_search"] == {"task/lora": {"1": nll[1.0], "30": nll[30.0]}}
-    path = run_path(tmp_path / "study", task_directory(), "temperature", chosen, 0)
+    path = run_path(tmp_path / "study", task_directory(), "temperature", Trial(chosen), 0)
     assert read_json(path / "config.json")["training"]["learning_rate"] == pytest.approx(7e-4 * chosen)
 
 
@@ -93,8 +138,16 @@ def test_a_run_is_judged_by_the_state_that_it_has_kept(patience, nll, tmp_path):
     ],
 )
 def test_which_factor_is_the_best_and_which_lies_beyond_it(nlls, best, beyond):
-    assert best_factor(nlls) == best
-    assert next_factor(nlls) == (beyond if beyond is None else pytest.approx(beyond))
+    trials = {Trial(factor): nll for factor, nll in nlls.items()}
+    assert best_trial(trials) == Trial(best)
+    found = next_trial(trials)
+    assert (found and found.factor) == (beyond if beyond is None else pytest.approx(beyond))
+
+
+def test_the_search_goes_on_with_the_epochs_of_the_best():
+    """The factor of 4 was tried with other epochs only."""
+    tried = {(1.0, 1): 3.0, (2.0, 1): 2.0, (4.0, 1): 4.0, (1.0, 2): 2.0, (2.0, 2): 1.0}
+    assert next_trial({Trial(*trial): nll for trial, nll in tried.items()}) == Trial(4.0, 2)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +159,7 @@ def test_which_factor_is_the_best_and_which_lies_beyond_it(nlls, best, beyond):
                 {0.5: 3, 1: 2, 2: 1, 4: 0.5, 8: 0.4, 16: 0.3},
                 [0.5, 1, 2, 4, 8],
                 8,
-                "×8 it is, the largest that was tried",
+                "×8 it is, the largest factor that was tried",
             ),
             ({0.5: 1, 1: 2, 2: 3, 0.25: 1.5}, [0.5, 1, 2, 0.25], 0.5, "×0.5 it is"),
             ({0.5: 2, 1: 1, 2: 3}, [0.5, 1, 2], 1, "×1 it is"),
@@ -131,7 +184,7 @@ def test_without_being_told_so_the_search_does_not(tmp_path, monkeypatch):
     _, record, runs, told = searched(tmp_path / "study", monkeypatch, nlls, rate_factors=(0.5, 1.0, 2.0))
     assert runs == [0.5, 1, 2] and record["chosen_rate_factors"] == {"task/lora": 2}
     assert told == [
-        "task/lora: validation nll ×0.5: 3.0000, ×1: 2.0000, ×2: 1.0000; ×2 it is, the largest that was tried"
+        "task/lora: validation nll ×0.5: 3.0000, ×1: 2.0000, ×2: 1.0000; ×2 it is, the largest factor that was tried"
     ]
 
 

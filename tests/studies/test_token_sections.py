@@ -12,9 +12,9 @@ from bayeslora.errors import InputError
 from bayeslora.methods import METHODS
 from bayeslora.predict.token_predictor import read_token_predictions
 from bayeslora.studies.compare import compare
-from bayeslora.studies.comparison import Comparison
+from bayeslora.studies.comparison import OWN, Comparison
 from bayeslora.studies.plan import plan, run_path
-from bayeslora.studies.rates import searched_pairs
+from bayeslora.studies.search import searched_pairs
 from bayeslora.train import AdapterConfig, DataConfig, PredictionConfig, TrainingConfig
 from tasks.cases import write_lines
 from train.tiny import model_directory, read_json, task_directory
@@ -63,7 +63,7 @@ def test_the_table_is_made_of_the_files_of_the_runs(done: Path, place: Path) -> 
         for method, row in sections[f"text, {split}"].items():
             for run in row["runs"]:
                 path, lora = (
-                    run_path(done, str(place / "text"), name, 1.0, run["seed"]) / f"tokens-{split}.safetensors"
+                    run_path(done, str(place / "text"), name, OWN, run["seed"]) / f"tokens-{split}.safetensors"
                     for name in (method, "lora")
                 )
                 kept, reference = read_token_predictions(path), read_token_predictions(lora)

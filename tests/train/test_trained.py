@@ -379,7 +379,9 @@ def test_raw_leaves_calibration_out(trained: Path, calibrated: Path, capsys: pyt
     for name, words in {"plain": [trained], "raw": [calibrated, "--raw"], "calibrated": [calibrated]}.items():
         assert bayeslora("evaluate", *words, "--json", "--quiet") == 0
         told[name] = json.loads(capsys.readouterr().out)
-    assert told["raw"]["metrics"] == told["plain"]["metrics"] != told["calibrated"]["metrics"]
+    assert told["raw"]["metrics"] == told["plain"]["metrics"] == pytest.approx(told["calibrated"]["metrics"])
+    assert told["calibrated"]["calibrated"]["metrics"] != told["calibrated"]["metrics"]
+    assert "calibrated" not in told["raw"] and "calibrated" not in told["plain"]
     assert told["raw"]["calibration"] == {"temperature": 1.0, "posterior_scale": 1.0}
     assert told["calibrated"]["calibration"]["temperature"] != 1
 
@@ -441,7 +443,7 @@ def test_calibrating_again_starts_from_the_run_and_not_from_the_last_calibration
 def test_a_calibration_that_cannot_be_asked_for_is_refused_before_any_work(
     words: list[str], reason: str, copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(TrainedModel, "_choose", None)
+    monkeypatch.setattr("bayeslora.train.trained.calibrate", None)
     before = contents(copied)
     assert bayeslora("calibrate", copied, *words) == 2
     assert reason in refusal(capsys) and contents(copied) == before
@@ -523,7 +525,8 @@ def test_a_run_with_a_kept_trunk_is_used_like_any_other(tmp_path: Path) -> None:
     config = replace(config, training=replace(config.training, cache_trunk=True))
     result = train(config, tmp_path)
     model = load_run(tmp_path)
-    assert model.evaluate().metrics() == pytest.approx(result["metrics"], rel=1e-4)
+    assert load_run(tmp_path, raw=True).evaluate().metrics() == pytest.approx(result["metrics"], rel=1e-4)
+    assert model.evaluate().metrics() == pytest.approx(result["calibrated"]["metrics"], rel=1e-4)
     assert model.calibrate(coverage=0.5).threshold is not None
     assert sum(model.ask(*ASK).probabilities) == pytest.approx(1)
 

@@ -130,7 +130,7 @@ def run_config(method: str = "bayesian-lora", **changes: Any) -> RunConfig:
         "method": method,
         "adapter": AdapterConfig(rank=2, targets=("q_proj", "v_proj")),
         "training": TrainingConfig(epochs=2, batch_size=4, learning_rate=0.01),
-        "prediction": PredictionConfig(samples=3),
+        "prediction": PredictionConfig(samples=3, calibrate="none"),
     }
     return RunConfig(**(settings | changes))
 
@@ -139,7 +139,7 @@ def options(out: Path | str, *more: object) -> list[str]:
     """The same run on the command line, with more options behind, which win."""
     words = ["train", "--model", model_directory(), "--task", task_directory(), "--out", out, "--quiet"]
     words += ["--rank", 2, "--targets", "q_proj", "v_proj", "--epochs", 2, "--batch-size", 4]
-    words += ["--learning-rate", 0.01, "--samples", 3, *more]
+    words += ["--learning-rate", 0.01, "--samples", 3, "--calibrate", "none", *more]
     return [str(word) for word in words]
 
 

@@ -110,9 +110,18 @@ def print_rows(rows: Sequence[Mapping[str, Any]], line: str, *, as_json: bool) -
         print(line.format(width=width, **row))
 
 
-def print_metrics(metrics: Mapping[str, float], intervals: Mapping[str, Mapping[str, float]]) -> None:
-    """One line for each metric, with its 95 % interval where there is one."""
-    for name, value in metrics.items():
-        bounds = intervals.get(name)
-        interval = f"  [{bounds['low']:.4f}, {bounds['high']:.4f}]" if bounds else ""
-        print(f"{name:17}  {value:.4f}{interval}")
+def print_result(result: Mapping[str, Any]) -> None:
+    """One line for each metric, with its 95 % interval where there is one; calibrated beside that, if it was."""
+    shown = [result] if (after := result.get("calibrated")) is None else [result, after]
+    if after is not None:
+        print(f"{'':17}  {'as trained':{_WIDTH}}  calibrated")
+    for name in result["metrics"]:
+        cells = [_cell(part["metrics"][name], part["intervals"].get(name)) for part in shown]
+        print(f"{name:17}  " + "  ".join(f"{cell:{_WIDTH}}" for cell in cells).rstrip())
+
+
+_WIDTH = len("0.0000  [0.0000, 0.0000]")
+
+
+def _cell(value: float, bounds: Mapping[str, float] | None) -> str:
+    return f"{value:.4f}" + (f"  [{bounds['low']:.4f}, {bounds['high']:.4f}]" if bounds else "")

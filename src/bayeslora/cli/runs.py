@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import OmitArgPrefixes
 
-from bayeslora.cli.common import OfDraws, OfManyRuns, Placed, Told, print_metrics
+from bayeslora.cli.common import OfDraws, OfManyRuns, Placed, Told, print_result
 from bayeslora.errors import InputError
 from bayeslora.progress import reporter
 from bayeslora.studies.comparison import Comparison
@@ -64,7 +64,7 @@ class Train(Placed):
         if self.json:
             print(json.dumps(result))
         else:
-            print_metrics(result["metrics"], result["intervals"])
+            print_result(result)
             print(f"adapter, predictions and result: {self.out}")
 
     def _estimate(self) -> None:
@@ -83,7 +83,7 @@ class Evaluate(OfDraws, Placed):
     split: Literal["train", "validation", "test"] = "test"
     """Part of the task."""
     raw: bool = False
-    """Leave out what calibrate found."""
+    """Only figures of the run as it was trained."""
     reference: Path | None = None
     """For running text: directory of a LoRA's run (or of its evaluation) on the same task and split. The 5 % of tokens with the
     highest entropy there are reported apart. A LoRA is its own reference."""
@@ -103,7 +103,7 @@ class Evaluate(OfDraws, Placed):
         if self.json:
             print(json.dumps(result))
         else:
-            print_metrics(result["metrics"], result["intervals"])
+            print_result(result)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,14 +121,15 @@ class Calibrate(OfDraws, Placed):
     tolerance: float | None = None
     """Let draws differ in as few upper layers as costs at most this much NLL: the fewer, the faster (see --draw-layers)."""
     force: bool = False
-    """Replace an earlier calibration."""
+    """Replace an earlier calibration. That of training is replaced anyway."""
 
     def run(self) -> None:
         """Calibrate, with what was chosen on stdout."""
+        from bayeslora.predict.calibrate import Calibration
         from bayeslora.train.directory import RunDirectory
 
         kept = RunDirectory(self.directory).calibration
-        if kept.exists() and not self.force:
+        if kept.exists() and not self.force and not Calibration.load(kept).automatic:
             raise InputError(f"{kept}: the run is calibrated already; use --force to do it again")
         with self.loaded(raw=True) as trained:
             found = trained.calibrate(

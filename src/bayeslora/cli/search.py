@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tyro.conf import OmitArgPrefixes
 
-from bayeslora.cli.common import OfManyRuns, print_metrics
+from bayeslora.cli.common import OfManyRuns, print_result
 from bayeslora.progress import reporter
 from bayeslora.train.errors import RunsFailed
 from bayeslora.tuning.config import Tuning
@@ -54,7 +54,7 @@ class Tune(OfManyRuns):
             print(tuned.text)
             if tuned.applied is not None:
                 print(f"chosen run, test split ({self.out / 'chosen'}):")
-                print_metrics(tuned.applied["metrics"], tuned.applied["intervals"])
+                print_result(tuned.applied)
             elif tuned.outcome.chosen is not None:
                 print(f"next: bayeslora train --config {self.out / 'chosen.json'} --out my-run")
         if tuned.outcome.chosen is None:

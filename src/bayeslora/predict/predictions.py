@@ -126,6 +126,12 @@ def read_predictions(path: Path) -> tuple[list[str], NDArray[np.float64], NDArra
     return ids, probabilities, gold
 
 
+def read_option_counts(path: Path) -> NDArray[np.int64]:
+    """How many options ``[N]`` every question in a file of predictions has."""
+    with _reading(path) as records:
+        return np.array([len(record["probabilities"]) for record in records], dtype=np.int64)
+
+
 def read_epistemic(path: Path) -> NDArray[np.float64]:
     """Epistemic uncertainty ``[N]`` of every question in a file of predictions; 0 where there was one draw only."""
     with _reading(path) as records:

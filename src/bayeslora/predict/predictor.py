@@ -56,7 +56,10 @@ class Predictor:
         if not items:
             raise InputError("there are no questions to predict; give at least one")
         encoded = self.encode(items) if encoded is None else encoded
-        scores = self.score(encoded, advance)
+        return self.predictions(items, self.score(encoded, advance))
+
+    def predictions(self, items: Sequence[Item], scores: DrawScores) -> Predictions:
+        """What scores of these questions say, calibrated."""
         predictive = self.calibration.apply(scores.predictive)
         totals = average_draws(scores.totals).numpy()
         texts = [continuations(item, self.scoring) for item in items]

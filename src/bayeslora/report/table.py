@@ -41,6 +41,15 @@ COLUMNS: tuple[Column, ...] = (
 )
 """The main metrics; accuracy and calibration error in per cent."""
 
+CALIBRATED = "calibrated_"
+"""Before the name of a metric after calibration."""
+
+CALIBRATED_COLUMNS: tuple[Column, ...] = (
+    Column(f"{CALIBRATED}nll", "NLL, calibrated ↓"),
+    Column(f"{CALIBRATED}ece", "ECE, calibrated ↓", 100.0, 1),
+)
+"""The same after scale and temperature were chosen on validation questions."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -49,10 +58,12 @@ class Cell:
     Attributes:
         values: one for each seed.
         ties_best: whether the paired bootstrap cannot tell it from the best.
+        ranked: whether it may be the best; what is only there to hold others against may not.
     """
 
     values: tuple[float, ...]
     ties_best: bool = False
+    ranked: bool = True
 
     @property
     def mean(self) -> float:
@@ -77,21 +88,22 @@ def best_of(rows: Mapping[str, Row], column: Column) -> str | None:
     if not column.ranked:
         return None
     for method, row in rows.items():
-        if column.metric in row and (
-            found is None or column.better(row[column.metric].mean, rows[found][column.metric].mean)
-        ):
+        cell = row.get(column.metric)
+        if cell is None or not cell.ranked:
+            continue
+        if found is None or column.better(cell.mean, rows[found][column.metric].mean):
             found = method
     return found
 
 
 def is_best(rows: Mapping[str, Row], column: Column, method: str) -> bool:
     """Whether no method has a better mean than this one. Several may have the best, but not all of several."""
-    best = best_of(rows, column)
-    if best is None or column.metric not in rows[method]:
+    best, mine = best_of(rows, column), rows[method].get(column.metric)
+    if best is None or mine is None or not mine.ranked:
         return False
-    means = [row[column.metric].mean for row in rows.values() if column.metric in row]
+    means = [cell.mean for row in rows.values() if (cell := row.get(column.metric)) is not None and cell.ranked]
     equal = means.count(rows[best][column.metric].mean)
-    return rows[method][column.metric].mean == rows[best][column.metric].mean and (equal < len(means) or equal == 1)
+    return mine.mean == rows[best][column.metric].mean and (equal < len(means) or equal == 1)
 
 
 def markdown(rows: Mapping[str, Row], columns: Sequence[Column] = COLUMNS, what: str = "method") -> str:

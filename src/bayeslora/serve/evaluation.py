@@ -1,8 +1,8 @@
 """How good a run is, from what it has left in its directory.
 
-A run's own figures are those of its last step. ``bayeslora calibrate`` changes what is answered afterwards: a temperature can
-be brought to the predictions that were kept, but draws that have become wider or narrower cannot. Figures of the model as it is
-served then come from ``bayeslora evaluate --out``.
+A run keeps figures as trained and after its own calibration. ``bayeslora calibrate`` changes what is answered afterwards: a
+temperature can be brought to the predictions that were kept, but draws that have become wider or narrower cannot. Figures of
+the model as it is served then come from ``bayeslora evaluate --out``.
 """
 
 from __future__ import annotations
@@ -70,19 +70,32 @@ def evaluate_run(trained: TrainedModel, name: str, max_samples: int, evaluation:
 
 
 def _own(trained: TrainedModel) -> Measured:
-    """What the run itself has measured, at the temperature that is served if draws are still the same."""
-    result = trained.directory.read_result() if trained.directory.result.exists() else {}
-    predictions = _read(trained.directory)
-    settings = trained.config.prediction
+    """What the run itself has measured: as it is served, or at the temperature that is served if draws are still the same."""
+    directory, calibration = trained.directory, trained.calibration
+    result = directory.read_result() if directory.result.exists() else {}
+    same_samples = trained.samples == trained.config.prediction.samples
+    if same_samples and (after := _calibrated(result, directory, trained)) is not None:
+        return after
+    predictions = _read(directory.predictions)
     same_draws = (
-        trained.calibration.posterior_scale == 1.0
-        and trained.draw_layers == settings.draw_layers
-        and trained.samples == settings.samples
+        same_samples
+        and calibration.posterior_scale == 1.0
+        and trained.draw_layers == trained.config.prediction.draw_layers
     )
-    change = trained.calibration.temperature / result.get("found", {}).get("temperature", 1.0)
+    change = calibration.temperature / trained.own.temperature
     if not same_draws or change == 1.0 or predictions is None:
         return Measured(result, predictions, same_draws and change == 1.0)
     return Measured(*_at_temperature(result, *predictions, change), as_served=True)
+
+
+def _calibrated(result: Mapping[str, Any], directory: RunDirectory, trained: TrainedModel) -> Measured | None:
+    """Figures after calibration, if they are of the one that is served."""
+    after = result.get("calibrated")
+    served = trained.calibration.temperature, trained.calibration.posterior_scale, trained.draw_layers
+    if after is None or served != (after["temperature"], after["posterior_scale"], after["draw_layers"]):
+        return None
+    changed = {"metrics": after["metrics"], "intervals": after["intervals"]}
+    return Measured({**result, **changed}, _read(directory.calibrated), as_served=True)
 
 
 def _at_temperature(
@@ -112,9 +125,12 @@ def _of_evaluation(trained: TrainedModel, place: RunDirectory) -> Measured:
         raise InputError(
             f"{place.path}: is no evaluation of {trained.directory.path}; make one with bayeslora evaluate --out"
         )
+    same_samples = result["samples"] == trained.samples
+    if same_samples and (after := _calibrated(result, place, trained)) is not None:
+        return after
     served = {name: getattr(trained.calibration, name) for name in known}
-    drawn = (result["samples"], result.get("draw_layers", "all")) == (trained.samples, trained.draw_layers)
-    return Measured(result, _read(place), served == known and drawn)
+    same_draws = same_samples and result.get("draw_layers", "all") == trained.draw_layers
+    return Measured(result, _read(place.predictions), same_draws and served == known)
 
 
 def _spans(intervals: Mapping[str, Mapping[str, float]] | None) -> dict[str, Span] | None:
@@ -148,10 +164,10 @@ def coverage_curve(probabilities: NDArray[np.float64], gold: NDArray[np.int64]) 
     ]
 
 
-def _read(directory: RunDirectory) -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
-    if not directory.predictions.exists():
+def _read(path: Path) -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
+    if not path.exists():
         return None
-    _, probabilities, gold = read_predictions(directory.predictions)
+    _, probabilities, gold = read_predictions(path)
     return probabilities, gold
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bayeslora.errors import InputError
 from bayeslora.studies.study import Study, require_distinct, require_distinct_tasks, task_name
+from bayeslora.train.config import PredictionConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class AblationStudy(Study):
     """One setting of Bayesian-LoRA varied on one task, everything else being equal."""
 
+    prediction: PredictionConfig = field(default_factory=lambda: PredictionConfig(calibrate="none"))
     task: str
     """Task to learn, by name or by the path of your own questions."""
     values: tuple[str, ...] = ()

@@ -1,6 +1,7 @@
 """Methods on tasks under one protocol: every run that is missing is made, and all of them become one table.
 
 =========================  ==========================================================
+``search/``                runs of the search for learning rates and epochs, on validation questions
 ``runs/``                  a directory for each run, by task, method, rate and seed
 ``shift/``                 the same runs evaluated on other tasks
 ``table.md``, ``.tex``     mean ± standard deviation over the seeds
@@ -29,9 +30,9 @@ from bayeslora.studies.comparison import Comparison
 from bayeslora.studies.evaluated import Places, pooled
 from bayeslora.studies.plan import Evaluation, plan
 from bayeslora.studies.pool import Executor, Settings
-from bayeslora.studies.question_sections import SHIFT_COLUMNS, QuestionSection, question_section, shift_section
-from bayeslora.studies.rates import RateSearch
+from bayeslora.studies.question_sections import QuestionSection, is_shift, question_section, shift_section
 from bayeslora.studies.runner import Runner, require_readable
+from bayeslora.studies.search import Search, trials_of
 from bayeslora.studies.study import task_name
 from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ, StudyOutcome, Tables
 from bayeslora.studies.token_sections import PROBLEM_COLUMNS, TEXT_COLUMNS, TokenSection, token_sections
@@ -52,7 +53,7 @@ class _Study:
 
     def run(self) -> StudyOutcome:
         with self.runner:
-            search = RateSearch(self.study, self.out, self.runner)
+            search = Search(self.study, self.out, self.runner)
             chosen = search.run()
             jobs = plan(self.study, self.out, chosen)
             self.runner.run(jobs)
@@ -126,7 +127,10 @@ class _Study:
         self, questions: Mapping[str, QuestionSection], tokens: Mapping[str, TokenSection], rates: Mapping[str, Any]
     ) -> StudyOutcome:
         sections: dict[str, QuestionSection | TokenSection] = {**questions, **tokens}
-        shown = {title: (section.rows, section.columns) for title, section in sections.items()}
+        shown = {
+            title: (section.all_rows if isinstance(section, QuestionSection) else section.rows, section.columns)
+            for title, section in sections.items()
+        }
         tables = Tables(self._head([section.columns for section in sections.values()]), shown, self.runner.failures)
         tables.write(self.out)
         write_json(self.out / "table.json", self._record(sections, rates))
@@ -148,9 +152,11 @@ class _Study:
             f"{self.study.model}, {seeds} seed{'s' if seeds > 1 else ''}, {samples} weight draws where a method draws "
             f"(ensembles: every member once). {HOW_TO_READ}"
         )
+        if len(trials_of(self.study)) > 1:
+            head += f" {self._searched()}"
         if any(it not in (TEXT_COLUMNS, PROBLEM_COLUMNS) for it in columns):
             head += f" {ABOUT_TIES}"
-        if SHIFT_COLUMNS in columns:
+        if any(map(is_shift, columns)):
             head += f" {ABOUT_SHIFT}"
         if TEXT_COLUMNS in columns:
             head += (
@@ -158,6 +164,17 @@ class _Study:
                 "run of the seed."
             )
         return head
+
+    def _searched(self) -> str:
+        """What was tried for every method, in words."""
+        factors = ", ".join(f"×{factor:g}" for factor in self.study.rate_factors)
+        epochs = ", ".join(map(str, self.study.search_epochs))
+        what = f"{factors} with {epochs} epochs" if epochs else factors
+        seeds = len(self.study.search_seeds)
+        return (
+            f"Chosen for every task and trained method by validation NLL (mean of {seeds} seed{'s' if seeds > 1 else ''}) among "
+            f"factors of its learning rate: {what}."
+        )
 
     def _record(
         self, sections: Mapping[str, QuestionSection | TokenSection], rates: Mapping[str, Any]
@@ -169,6 +186,9 @@ class _Study:
             "environment": describe_environment(resolve_device(self.runner.settings.device)),
             **rates,
             "sections": {title: section.record for title, section in sections.items()},
+            "references": {
+                title: section.references for title, section in sections.items() if isinstance(section, QuestionSection)
+            },
             "failures": self.runner.failures,
         }
 

@@ -9,6 +9,31 @@ from bayeslora.studies.study import Study, require_distinct, require_distinct_ta
 from bayeslora.train.config import RunConfig, resolve
 
 
+@dataclass(frozen=True)
+class Trial:
+    """How a method is trained, of what there is to choose.
+
+    Attributes:
+        factor: of its learning rate.
+        epochs: if not its own number.
+    """
+
+    factor: float = 1.0
+    epochs: int | None = None
+
+    @property
+    def label(self) -> str:
+        """As records name it."""
+        return f"{self.factor:g}" if self.epochs is None else f"{self.factor:g}, epochs {self.epochs}"
+
+    def __str__(self) -> str:
+        return f"×{self.label}"
+
+
+OWN = Trial()
+"""A method as it is."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Study):
     """Methods compared on tasks, everything else being equal."""
@@ -23,16 +48,24 @@ class Comparison(Study):
     """The methods' settings: default is what works, paper what was published."""
     rate_factors: tuple[float, ...] = (1.0,)
     """If there are several, each method's learning rate is multiplied by each, and the factor with the least validation
-    NLL on the first seed is used, for each task and method."""
+    NLL is used, for each task and method."""
+    search_epochs: tuple[int, ...] = ()
+    """Numbers of epochs to try with each of these factors, every one with a schedule of its own; by default the method's own
+    number, untried."""
+    search_seeds: tuple[int, ...] = (0, 1)
+    """Seeds of the search; their mean decides. Its runs never read the test split."""
     rates_beyond: int = 0
     """Where the best factor is the smallest or the largest, go on beyond it, one step after another, at most so many."""
 
     def __post_init__(self) -> None:
-        for name in ("methods", "tasks", "seeds", "rate_factors"):
+        for name in ("methods", "tasks", "seeds", "rate_factors", "search_seeds", "search_epochs"):
             values = getattr(self, name)
-            if not values:
+            if not values and name != "search_epochs":
                 raise InputError(f"{name} is empty; give at least one")
             require_distinct(name, values)
+        for epochs in self.search_epochs:
+            if epochs < 1:
+                raise InputError(f"search_epochs has {epochs}; give whole numbers of at least 1")
         for factor in self.rate_factors:
             if not 0 < factor < float("inf"):
                 raise InputError(f"rate_factors has {factor}; give positive numbers")
@@ -57,9 +90,9 @@ class Comparison(Study):
         options = all(isinstance(find_task(task), Task) for task in self.tasks)
         return tuple(name for name, method in METHODS.items() if options or not method.needs_options)
 
-    def config(self, task: str, method: str, seed: int, factor: float = 1.0) -> RunConfig:
+    def config(self, task: str, method: str, seed: int, trial: Trial = OWN) -> RunConfig:
         """One of the runs, resolved, with its learning rate multiplied."""
         config = resolve(self.run(task, method, seed, self.preset))
-        rate = config.training.learning_rate
+        rate, epochs = config.training.learning_rate, trial.epochs or config.training.epochs
         assert rate is not None
-        return replace(config, training=replace(config.training, learning_rate=rate * factor))
+        return replace(config, training=replace(config.training, learning_rate=rate * trial.factor, epochs=epochs))

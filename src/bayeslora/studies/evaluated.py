@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from bayeslora import metrics
 from bayeslora.errors import InputError
-from bayeslora.predict.predictions import read_epistemic, read_predictions
-from bayeslora.report.table import COLUMNS, Cell, Column, Row, best_of
+from bayeslora.predict.predictions import read_epistemic, read_option_counts, read_predictions
+from bayeslora.report.table import CALIBRATED, CALIBRATED_COLUMNS, COLUMNS, Cell, Column, Row, best_of
 from bayeslora.train.directory import RunDirectory
 
 METRICS = {"acc": metrics.accuracy, "nll": metrics.nll, "ece": metrics.ece}
@@ -42,6 +42,8 @@ class Evaluated:
         probabilities: ``[N, O]``.
         gold: ``[N]``.
         epistemic: ``[N]``, uncertainty in the weights.
+        options: ``[N]``, how many each question has.
+        calibrated: ``[N, O]``, probabilities after calibration, if there was one.
     """
 
     seed: int
@@ -50,6 +52,8 @@ class Evaluated:
     probabilities: NDArray[np.float64]
     gold: NDArray[np.int64]
     epistemic: NDArray[np.float64]
+    options: NDArray[np.int64]
+    calibrated: NDArray[np.float64] | None = None
 
 
 def load_evaluated(path: Path, seed: int) -> Evaluated | None:
@@ -59,7 +63,23 @@ def load_evaluated(path: Path, seed: int) -> Evaluated | None:
         return None
     ids, probabilities, gold = read_predictions(directory.predictions)
     epistemic = read_epistemic(directory.predictions)
-    return Evaluated(seed, directory.read_result(), tuple(ids), probabilities, gold, epistemic)
+    result, calibrated = with_calibrated(directory.read_result()), None
+    if "calibrated" in result:
+        _, calibrated, _ = read_predictions(directory.calibrated)
+    options = read_option_counts(directory.predictions)
+    return Evaluated(seed, result, tuple(ids), probabilities, gold, epistemic, options, calibrated)
+
+
+def with_calibrated(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A result whose main metrics after calibration stand among the others, under names of their own."""
+    after = result.get("calibrated", {}).get("metrics", {})
+    main = {f"{CALIBRATED}{name}": after[name] for name in PAIRED if name in after}
+    return {**result, "metrics": {**result["metrics"], **main}}
+
+
+def with_calibrated_columns(columns: tuple[Column, ...], names: Iterable[str]) -> tuple[Column, ...]:
+    """Columns for the metrics after calibration too, if there are any of them."""
+    return (*columns, *CALIBRATED_COLUMNS) if any(name.startswith(CALIBRATED) for name in names) else columns
 
 
 def load_all(title: str, places: Places) -> dict[str, list[Evaluated]]:
@@ -84,7 +104,7 @@ def require_same_questions(title: str, found: Mapping[str, Sequence[Evaluated]])
 
 
 def table_rows(found: Mapping[str, Sequence[Evaluated]], columns: Sequence[Column] = COLUMNS) -> dict[str, Row]:
-    """A row for each method, with what the paired bootstrap over questions says of it and the best."""
+    """A row for each method, with what the paired bootstrap over questions and seeds says of it and the best."""
     plain = {method: _cells(runs, columns) for method, runs in found.items()}
     best = {column.metric: best_of(plain, column) for column in columns}
     return {
@@ -110,12 +130,32 @@ def _ties(name: str, mine: Sequence[Evaluated], best: Sequence[Evaluated], is_be
     """Whether the paired bootstrap cannot tell a method from the best."""
     if is_best:
         return True
-    if name not in PAIRED:
+    metric = PAIRED.get(name.removeprefix(CALIBRATED))
+    if metric is None:
         return False
-    difference = metrics.paired_bootstrap_over_runs(
-        PAIRED[name], [run.probabilities for run in mine], [run.probabilities for run in best], mine[0].gold
-    )
+
+    def seen(run: Evaluated) -> NDArray[np.float64]:
+        after = run.calibrated if name.startswith(CALIBRATED) else run.probabilities
+        assert after is not None
+        return after
+
+    difference = metrics.paired_bootstrap_over_runs(metric, [*map(seen, mine)], [*map(seen, best)], mine[0].gold)
     return difference.p_value >= SIGNIFICANT
+
+
+UNIFORM = "uniform guess"
+"""The row of whoever knows nothing and says so."""
+
+
+def uniform_guess(run: Evaluated) -> dict[str, float]:
+    """What equal probabilities for all options give in expectation, on the questions of a run: no accuracy to speak of, the
+    NLL that any answer should beat, and no calibration error."""
+    return {"acc": float(np.mean(1 / run.options)), "nll": float(np.mean(np.log(run.options))), "ece": 0.0}
+
+
+def reference_rows(figures: Mapping[str, Mapping[str, float]]) -> dict[str, Row]:
+    """Rows that others are held against; none of them is ever the best."""
+    return {name: {it: Cell((value,), ranked=False) for it, value in row.items()} for name, row in figures.items()}
 
 
 def pooled(runs: Sequence[Evaluated]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bayeslora.methods import find_method
-from bayeslora.studies.comparison import Comparison
+from bayeslora.studies.comparison import OWN, Comparison, Trial
 from bayeslora.studies.study import task_name
 from bayeslora.train.config import RunConfig
 from bayeslora.train.origin import lora_runs
@@ -16,8 +16,8 @@ from bayeslora.train.origin import lora_runs
 Pair = tuple[str, str]
 """A task and a method."""
 
-Chosen = Mapping[Pair, float]
-"""The factor of the learning rate that was chosen."""
+Chosen = Mapping[Pair, Trial]
+"""The learning rate and epochs that were chosen."""
 
 
 @dataclass(frozen=True)
@@ -74,33 +74,39 @@ def plan(study: Comparison, out: Path, chosen: Chosen) -> list[Job]:
         for method in study.method_names:
             for seed in study.seeds:
                 if find_method(method).make is None:
-                    factor = chosen[task, method]
-                    path = run_path(out, task, method, factor, seed)
-                    first[path] = Job(study.config(task, method, seed, factor), path)
+                    trial = chosen[task, method]
+                    path = run_path(out, task, method, trial, seed)
+                    first[path] = Job(study.config(task, method, seed, trial), path)
                     continue
-                job, needed = _made(study, out, task, method, seed, chosen.get((task, "lora"), 1.0))
+                job, needed = _made(study, out, task, method, seed, chosen.get((task, "lora"), OWN))
                 later.append(job)
                 first |= {lora.path: lora for lora in needed if lora.path not in first}
     return [*first.values(), *later]
 
 
-def run_path(out: Path, task: str, method: str, factor: float, seed: int) -> Path:
+def run_path(out: Path, task: str, method: str, trial: Trial, seed: int) -> Path:
     """Where a run lies."""
-    return out / "runs" / task_name(task) / method / f"rate-{factor:g}" / f"seed-{seed}"
+    return path_below(out / "runs", task, method, trial, seed)
 
 
-def _made(study: Comparison, out: Path, task: str, method: str, seed: int, factor: float) -> tuple[Job, Sequence[Job]]:
+def path_below(folder: Path, task: str, method: str, trial: Trial, seed: int) -> Path:
+    """Where a run lies in a folder of runs."""
+    trained = f"rate-{trial.factor:g}" + ("" if trial.epochs is None else f"-epochs-{trial.epochs}")
+    return folder / task_name(task) / method / trained / f"seed-{seed}"
+
+
+def _made(study: Comparison, out: Path, task: str, method: str, seed: int, trial: Trial) -> tuple[Job, Sequence[Job]]:
     """The run of a method that stands on LoRAs, and those: the runs of the table if it has such seeds."""
-    config = study.config(task, method, seed, factor)
+    config = study.config(task, method, seed, trial)
     loras = [
         Job(
             replace(lora, prediction=study.prediction) if lora.seed in study.seeds else lora,
-            run_path(out, task, "lora", factor, lora.seed),
+            run_path(out, task, "lora", trial, lora.seed),
         )
         for lora in lora_runs(config)
     ]
     paths = tuple(lora.path for lora in loras)
-    own = run_path(out, task, method, factor, seed)
+    own = run_path(out, task, method, trial, seed)
     # relative to the run, so that a study may be moved, or named otherwise, and go on
     config = replace(config, start_from=tuple(os.path.relpath(path, own) for path in paths))
     return Job(config, own, paths), loras

@@ -15,7 +15,18 @@ from typing import Any
 
 from bayeslora import metrics
 from bayeslora.report.table import COLUMNS, Column, Row
-from bayeslora.studies.evaluated import Evaluated, Places, load_all, load_evaluated, summary, table_rows
+from bayeslora.studies.evaluated import (
+    UNIFORM,
+    Evaluated,
+    Places,
+    load_all,
+    load_evaluated,
+    reference_rows,
+    summary,
+    table_rows,
+    uniform_guess,
+    with_calibrated_columns,
+)
 
 SHIFT_COLUMNS: tuple[Column, ...] = (
     *COLUMNS,
@@ -40,6 +51,17 @@ class QuestionSection:
     columns: tuple[Column, ...]
     rows: dict[str, Row]
     found: Mapping[str, Sequence[Evaluated]]
+
+    @property
+    def references(self) -> dict[str, dict[str, float]]:
+        """What every row is held against: a uniform guess."""
+        first = next((run for runs in self.found.values() for run in runs), None)
+        return {} if first is None else {UNIFORM: uniform_guess(first)}
+
+    @property
+    def all_rows(self) -> dict[str, Row]:
+        """The rows and what they are held against."""
+        return {**self.rows, **reference_rows(self.references)}
 
     @property
     def record(self) -> dict[str, Any]:
@@ -80,5 +102,12 @@ def with_detection(shifted: Evaluated, own: Evaluated) -> Evaluated:
     return replace(shifted, result={**shifted.result, "metrics": {**shifted.result["metrics"], **found}})
 
 
+def is_shift(columns: Sequence[Column]) -> bool:
+    """Whether a part is about another task than was learnt."""
+    return SHIFT_COLUMNS[-1] in columns
+
+
 def _section(found: Mapping[str, Sequence[Evaluated]], columns: tuple[Column, ...]) -> QuestionSection:
-    return QuestionSection(columns, table_rows(found, columns), found)
+    names = {name for runs in found.values() for run in runs for name in run.result["metrics"]}
+    shown = with_calibrated_columns(columns, names)
+    return QuestionSection(shown, table_rows(found, shown), found)

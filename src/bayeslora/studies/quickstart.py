@@ -79,15 +79,19 @@ def quickstart(
 
 
 def metrics_table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """A row for each method, a column for each of the main metrics."""
-    width = max(map(len, results))
+    """A row for each method and one for what calibration makes of it, a column for each of the main metrics."""
+    rows = {}
+    for method, result in results.items():
+        rows[method] = result["metrics"]
+        if "calibrated" in result:
+            rows[f"{method}, calibrated"] = result["calibrated"]["metrics"]
+    width = max(map(len, rows))
     head = f"{'':{width}}  " + "  ".join(f"{title:>6}" for title in COLUMNS.values())
-    rows = [
-        f"{method:{width}}  "
-        + "  ".join(f"{result['metrics'][name]:{max(6, len(title))}.3f}" for name, title in COLUMNS.items())
-        for method, result in results.items()
+    lines = [
+        f"{name:{width}}  " + "  ".join(f"{row[it]:{max(6, len(title))}.3f}" for it, title in COLUMNS.items())
+        for name, row in rows.items()
     ]
-    return "\n".join([head, *rows])
+    return "\n".join([head, *lines])
 
 
 def _describe(results: Mapping[str, Mapping[str, Any]], out: Path, figure: Path) -> str:

@@ -1,72 +1,86 @@
-"""Learning rates chosen on validation data, by the same search for every method that is trained."""
+"""Learning rate and epochs chosen on validation questions, by the same search for every method that is trained.
+
+Runs of the search are runs of their own, which never read the test split.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bayeslora.methods import find_method
-from bayeslora.studies.comparison import Comparison
-from bayeslora.studies.plan import Chosen, Job, Pair, run_path
+from bayeslora.studies.comparison import Comparison, Trial
+from bayeslora.studies.plan import Chosen, Job, Pair, path_below
 from bayeslora.studies.runner import Runner
 from bayeslora.studies.study import task_name
+from bayeslora.train.config import RunConfig
 from bayeslora.train.directory import RunDirectory
 
 
 @dataclass
-class RateSearch:
-    """Tries factors of the learning rate on the first seed, for each task and trained method.
+class Search:
+    """Tries factors of the learning rate and numbers of epochs, for each task and trained method.
 
     Attributes:
-        study: says which factors, and how far to go beyond them.
+        study: says what to try, with which seeds, and how far to go beyond the factors.
         out: directory of the study.
         runner: makes the runs.
-        nlls: validation NLL by factor; infinite where a run failed.
-        chosen: the factors of least validation NLL.
+        nlls: validation NLL by trial, mean over the seeds; infinite where a run failed.
+        chosen: the trials of least validation NLL.
     """
 
     study: Comparison
     out: Path
     runner: Runner
-    nlls: dict[Pair, dict[float, float]] = field(default_factory=dict)
+    nlls: dict[Pair, dict[Trial, float]] = field(default_factory=dict)
     chosen: Chosen = field(default_factory=dict)
 
     def run(self) -> Chosen:
-        """Try, and choose. Where there is only one factor, that is it."""
-        pairs, factors = searched_pairs(self.study), self.study.rate_factors
-        if len(factors) == 1:
-            self.chosen = dict.fromkeys(pairs, factors[0])
+        """Try, and choose. Where there is only one trial, that is it."""
+        pairs, trials = searched_pairs(self.study), trials_of(self.study)
+        if len(trials) == 1:
+            self.chosen = dict.fromkeys(pairs, trials[0])
             return self.chosen
-        self._try(dict.fromkeys(pairs, factors), "search runs")
+        self._try(dict.fromkeys(pairs, trials), "search runs")
         for _ in range(self.study.rates_beyond):
-            beyond = {pair: next_factor(nlls) for pair, nlls in self.nlls.items()}
-            self._try({pair: (factor,) for pair, factor in beyond.items() if factor is not None}, "runs beyond those")
+            beyond = {pair: next_trial(nlls) for pair, nlls in self.nlls.items()}
+            self._try({pair: (trial,) for pair, trial in beyond.items() if trial is not None}, "runs beyond those")
         for pair, nlls in self.nlls.items():
             self.runner.report.say(_told(pair, nlls))
-        self.chosen = {pair: best_factor(nlls) for pair, nlls in self.nlls.items()}
+        self.chosen = {pair: best_trial(nlls) for pair, nlls in self.nlls.items()}
         return self.chosen
 
     @property
     def record(self) -> dict[str, Any]:
         """What was chosen and why, as files hold it; nothing where a run failed."""
         tried = {
-            _name(pair): {f"{f:g}": nlls[f] if math.isfinite(nlls[f]) else None for f in sorted(nlls)}
+            _name(pair): {it.label: nlls[it] if math.isfinite(nlls[it]) else None for it in _in_order(nlls)}
             for pair, nlls in self.nlls.items()
         }
+        epochs = {_name(pair): it.epochs for pair, it in self.chosen.items() if it.epochs is not None}
         return {
-            "chosen_rate_factors": {_name(pair): factor for pair, factor in self.chosen.items()},
+            "chosen_rate_factors": {_name(pair): it.factor for pair, it in self.chosen.items()},
+            **({"chosen_epochs": epochs} if epochs else {}),
             "rate_search": tried,
         }
 
-    def _try(self, factors: Mapping[Pair, Sequence[float]], what: str) -> None:
-        self.runner.run(search_jobs(self.study, self.out, factors), what)
-        seed = self.study.seeds[0]
-        for (task, method), wanted in factors.items():
+    def _try(self, trials: Mapping[Pair, Sequence[Trial]], what: str) -> None:
+        self.runner.run(search_jobs(self.study, self.out, trials), what)
+        for (task, method), wanted in trials.items():
             found = self.nlls.setdefault((task, method), {})
-            found |= {f: _validation_nll(run_path(self.out, task, method, f, seed)) for f in wanted}
+            for trial in wanted:
+                seeds = self.study.search_seeds
+                nlls = [_validation_nll(_search_path(self.out, task, method, trial, seed)) for seed in seeds]
+                found[trial] = sum(nlls) / len(nlls)
+
+
+def trials_of(study: Comparison) -> tuple[Trial, ...]:
+    """What is tried for every method; without epochs of the study each keeps its own."""
+    epochs: Sequence[int | None] = study.search_epochs or (None,)
+    return tuple(Trial(factor, some) for some in epochs for factor in study.rate_factors)
 
 
 def searched_pairs(study: Comparison) -> list[Pair]:
@@ -78,31 +92,43 @@ def searched_pairs(study: Comparison) -> list[Pair]:
     return [(task, method) for task in study.tasks for method in trained]
 
 
-def search_jobs(study: Comparison, out: Path, factors: Mapping[Pair, Sequence[float]]) -> list[Job]:
-    """The runs on the first seed with these factors."""
-    seed = study.seeds[0]
+def search_jobs(study: Comparison, out: Path, trials: Mapping[Pair, Sequence[Trial]]) -> list[Job]:
+    """The runs of these trials, with every seed of the search."""
     return [
         Job(
-            study.config(task, method, seed, factor),
-            run_path(out, task, method, factor, seed),
-            name=f"{method} ×{factor:g}",
+            _on_validation(study.config(task, method, seed, trial)),
+            _search_path(out, task, method, trial, seed),
+            name=f"{method} {trial}",
         )
-        for (task, method), wanted in factors.items()
-        for factor in wanted
+        for (task, method), wanted in trials.items()
+        for trial in wanted
+        for seed in study.search_seeds
     ]
 
 
-def best_factor(nlls: Mapping[float, float]) -> float:
-    """The factor of least NLL; of equal ones that nearest to 1."""
-    return min(nlls, key=lambda factor: (nlls[factor], abs(math.log(factor))))
+def best_trial(nlls: Mapping[Trial, float]) -> Trial:
+    """That of least NLL; of equal ones that whose factor is nearest to 1, then the shortest."""
+    return min(nlls, key=lambda it: (nlls[it], abs(math.log(it.factor)), it.epochs or 0))
 
 
-def next_factor(nlls: Mapping[float, float]) -> float | None:
-    """The factor beyond the best one, as far from it as its neighbour is; none if that lies between others, or all failed."""
-    tried, best = sorted(nlls), best_factor(nlls)
-    if best not in (tried[0], tried[-1]) or not math.isfinite(nlls[best]):
+def next_trial(nlls: Mapping[Trial, float]) -> Trial | None:
+    """The factor beyond the best one with its epochs, as far from it as its neighbour is; none if that lies between others, or
+    all failed."""
+    best = best_trial(nlls)
+    tried = sorted(it.factor for it in nlls if it.epochs == best.epochs)
+    if best.factor not in (tried[0], tried[-1]) or not math.isfinite(nlls[best]):
         return None
-    return best * best / (tried[1] if best == tried[0] else tried[-2])
+    neighbour = tried[1] if best.factor == tried[0] else tried[-2]
+    return replace(best, factor=best.factor * best.factor / neighbour)
+
+
+def _on_validation(config: RunConfig) -> RunConfig:
+    """The run without its test split, and without what is only done for a report."""
+    return replace(config, report_split="validation", prediction=replace(config.prediction, solutions=0))
+
+
+def _search_path(out: Path, task: str, method: str, trial: Trial, seed: int) -> Path:
+    return path_below(out / "search", task, method, trial, seed)
 
 
 def _name(pair: Pair) -> str:
@@ -110,14 +136,17 @@ def _name(pair: Pair) -> str:
     return f"{task_name(task)}/{method}"
 
 
-def _told(pair: Pair, nlls: Mapping[float, float]) -> str:
-    tried = sorted(nlls)
-    shown = ", ".join(f"×{f:g}: {f'{nlls[f]:.4f}' if math.isfinite(nlls[f]) else 'failed'}" for f in tried)
-    best = best_factor(nlls)
-    end = ""
-    if len(tried) > 2 and best in (tried[0], tried[-1]):
-        end = f", the {'smallest' if best == tried[0] else 'largest'} that was tried"
-    return f"{_name(pair)}: validation nll {shown}; ×{best:g} it is{end}"
+def _in_order(nlls: Mapping[Trial, float]) -> list[Trial]:
+    return sorted(nlls, key=lambda it: (it.epochs or 0, it.factor))
+
+
+def _told(pair: Pair, nlls: Mapping[Trial, float]) -> str:
+    shown = ", ".join(f"{it}: {f'{nlls[it]:.4f}' if math.isfinite(nlls[it]) else 'failed'}" for it in _in_order(nlls))
+    best = best_trial(nlls)
+    tried, end = sorted({it.factor for it in nlls}), ""
+    if len(tried) > 2 and best.factor in (tried[0], tried[-1]):
+        end = f", the {'smallest' if best.factor == tried[0] else 'largest'} factor that was tried"
+    return f"{_name(pair)}: validation nll {shown}; {best} it is{end}"
 
 
 def _validation_nll(path: Path) -> float:

@@ -11,7 +11,9 @@ from bayeslora.report.table import DAGGER, Column, Row, latex, markdown
 from bayeslora.studies.evaluated import SIGNIFICANT
 
 HOW_TO_READ = "ACC and ECE in per cent; mean ± standard deviation over seeds."
-ABOUT_TIES = f"{DAGGER}: the paired bootstrap over questions cannot tell it from the best (p ≥ {SIGNIFICANT})."
+ABOUT_TIES = (
+    f"{DAGGER}: the paired bootstrap over questions and seeds cannot tell it from the best (p ≥ {SIGNIFICANT})."
+)
 ABOUT_SHIFT = (
     "A → B: learnt on A, evaluated on B. AUROC: how well the uncertainty tells questions of B from those of A (0.5 is not at "
     f"all); it has no {DAGGER}."

@@ -219,6 +219,9 @@ class PredictionConfig:
     """Longest solution that is written to a problem, in tokens."""
     solutions: int | None = None
     """Write solutions to that many test problems only, chosen at random, the same ones for every run; 0 writes none."""
+    calibrate: Literal["validation", "none"] = "validation"
+    """Choose posterior scale and temperature on the validation questions when training is done, and report both: as trained
+    and calibrated. bayeslora calibrate chooses again, more finely, and a threshold."""
 
     def __post_init__(self) -> None:
         check_samples(self.samples)
@@ -356,11 +359,18 @@ def saved_run(values: Mapping[str, Any]) -> RunConfig:
     from bayeslora.methods.base import COMMON
     from bayeslora.methods.registry import ALL
 
-    config = _checkpoint_ensemble(from_dict(values))
+    config = _never_calibrated(_checkpoint_ensemble(from_dict(values)), values)
     later = {name: value for name, value in COMMON.items() if getattr(config.training, name) is None}
     own = ALL[config.method].posterior if config.method in ALL else None
     adapter = replace(config.adapter, posterior=config.adapter.posterior or own)
     return replace(config, adapter=adapter, training=replace(config.training, **later))
+
+
+def _never_calibrated(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
+    """Runs of versions that did not calibrate."""
+    if "calibrate" in values.get("prediction", {}):
+        return config
+    return replace(config, prediction=replace(config.prediction, calibrate="none"))
 
 
 def _checkpoint_ensemble(config: RunConfig) -> RunConfig:

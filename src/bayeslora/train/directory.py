@@ -6,6 +6,7 @@
 ``lora-K/``             runs of the LoRAs that the method stands on, unless it was given some
 ``adapter/``            the adapter, as PEFT saves it, with its calibration
 ``predictions.jsonl.gz``  probabilities and answers of the reported split, for questions
+``calibrated.jsonl.gz``   the same after calibration
 ``tokens-SPLIT.safetensors``  scores of every token, for text and solutions
 ``solutions.jsonl``     what was written to problems, and whether it is right
 ``result.json``         written last: a run with a result is done
@@ -53,13 +54,18 @@ class RunDirectory:
 
     @property
     def calibration(self) -> Path:
-        """What ``bayeslora calibrate`` found."""
+        """What training or ``bayeslora calibrate`` found."""
         return self.adapter / "calibration.json"
 
     @property
     def predictions(self) -> Path:
         """Predictions on the reported split."""
         return self.path / "predictions.jsonl.gz"
+
+    @property
+    def calibrated(self) -> Path:
+        """The same predictions after calibration."""
+        return self.path / "calibrated.jsonl.gz"
 
     def tokens(self, split: str) -> Path:
         """Scores of the tokens of a split."""
@@ -148,7 +154,7 @@ class RunDirectory:
     def _clear(self) -> None:
         """The result goes first, so that a run without its adapter never looks done."""
         found = (*self.path.glob("tokens-*.safetensors"), *self.path.glob(f"{self.solutions.name}*"))
-        for path in (self.result, self.predictions, self.checkpoint, *found):
+        for path in (self.result, self.predictions, self.calibrated, self.checkpoint, *found):
             path.unlink(missing_ok=True)
         for folder in (self.adapter, *self.path.glob("lora-[0-9]*")):
             shutil.rmtree(folder, ignore_errors=not folder.exists())

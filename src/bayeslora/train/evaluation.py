@@ -29,6 +29,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Metrics on a split as ``result.json`` holds them; with ``out`` they are written there with the predictions.
 
+    Those of a run that is calibrated are told as it was trained, and after calibration under ``calibrated``.
+
     For tasks whose every token is predicted, ``reference`` is the directory of a LoRA's run whose entropies say which tokens
     are uncertain.
     """
@@ -56,11 +58,11 @@ def evaluate(
         "timing": {"predict_seconds": seconds},
         "memory": {"peak_bytes": peak_memory(device)},
         **({} if reference is None else {"reference": str(reference)}),
+        **judged.more,
     }
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         judged.write(RunDirectory(out))
-        result |= judged.more
         write_json(RunDirectory(out).result, result)
     return result
 
@@ -72,8 +74,8 @@ def _judge(
     if isinstance(task, Task):
         if reference is not None:
             raise InputError(f"reference belongs to tasks of text, and task {task.name!r} has questions; leave it out")
-        predictions = trained.predict_task(task, split)
-        return judge_questions(predictions), {"questions": len(predictions.items)}
+        raw, calibrated = trained.predict_task_both(task, split)
+        return judge_questions(raw, calibrated, trained.calibration), {"questions": len(raw.items)}
     require_judgeable(trained.config, task, trained.samples)
     if reference is not None:
         read_reference(reference, split)  # refused now rather than when all is computed

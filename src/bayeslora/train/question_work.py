@@ -13,7 +13,8 @@ from bayeslora.errors import InputError
 from bayeslora.methods.base import QuestionMaking
 from bayeslora.models import LoadedModel
 from bayeslora.posterior import Factors, Posterior
-from bayeslora.predict.calibrate import Calibration, fit_temperature
+from bayeslora.predict.calibrate import FEWEST, Calibration, fit_temperature
+from bayeslora.predict.calibrating import FEW_SCALES, calibrate, predict_both
 from bayeslora.predict.options import packed_length
 from bayeslora.predict.predictions import Predictions, main_metrics
 from bayeslora.predict.predictor import Predictor
@@ -50,16 +51,28 @@ def make_predictor(scorer: Scorer, loaded: LoadedModel, config: RunConfig) -> Pr
     )
 
 
-def judge_questions(predictions: Predictions) -> Judged:
-    """How good predictions of questions with answers are."""
+def judge_questions(raw: Predictions, after: Predictions | None, calibration: Calibration | None) -> Judged:
+    """How good predictions of questions with answers are, as trained and after calibration."""
 
     def write(directory: RunDirectory) -> None:
-        predictions.write(directory.predictions)
+        raw.write(directory.predictions)
+        if after is not None:
+            after.write(directory.calibrated)
 
-    return Judged(predictions.metrics(), predictions.intervals(), write, {"predictions": PREDICTIONS})
+    more: dict[str, Any] = {"predictions": FILES.predictions.name}
+    if after is not None and calibration is not None:
+        more["calibrated"] = {
+            "temperature": calibration.temperature,
+            "posterior_scale": calibration.posterior_scale,
+            "draw_layers": calibration.draw_layers,
+            "metrics": after.metrics(),
+            "intervals": after.intervals(),
+            "predictions": FILES.calibrated.name,
+        }
+    return Judged(raw.metrics(), raw.intervals(), write, more)
 
 
-PREDICTIONS = RunDirectory(Path()).predictions.name
+FILES = RunDirectory(Path())
 
 
 class QuestionWork(Work):
@@ -131,10 +144,20 @@ class QuestionWork(Work):
             validation=validation,
         )
 
-    def judge(self, calibration: Calibration, directory: RunDirectory, report: Reporter) -> Judged:
+    def calibrate(self, report: Reporter) -> Calibration | None:
+        """See :class:`Work`. A run that is reported on these very questions is not calibrated on them."""
+        part, wanted = self._parts["validation"], self.config.prediction.calibrate == "validation"
+        if not wanted or self.config.report_split == "validation" or len(part.items) < FEWEST:
+            return None
+        advance = report.stage("calibrating")
+        found, _ = calibrate(self._predictor, part.items, part.encoded, scales=FEW_SCALES, advance=advance)
+        return replace(found, task=self.config.task, split="validation", automatic=True)
+
+    def judge(self, own: Calibration, chosen: Calibration | None, directory: RunDirectory, report: Reporter) -> Judged:
         """See :class:`Work`."""
-        reported, predictor = self._parts[self.config.report_split], replace(self._predictor, calibration=calibration)
-        return judge_questions(predictor(reported.items, reported.encoded, report.stage("predicting")))
+        reported, predictor = self._parts[self.config.report_split], replace(self._predictor, calibration=own)
+        advance = report.stage("predicting")
+        return judge_questions(*predict_both(predictor, reported.items, reported.encoded, chosen, advance), chosen)
 
     def length(self, example: Example) -> int:
         """See :class:`Work`."""

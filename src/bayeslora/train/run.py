@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -250,10 +250,11 @@ class _Run:
             state = self._fit(work)
         else:
             made, state = self._make(model, work, loras)
-        calibration = made.calibration if made is not None else None
-        start = time.perf_counter()
-        judged = work.judge(calibration or Calibration(), self.directory, self.report)
-        seconds = time.perf_counter() - start
+        own, start = made.calibration if made is not None else None, time.perf_counter()
+        calibration = own or work.calibrate(self.report)
+        middle = time.perf_counter()
+        judged = work.judge(own or Calibration(), calibration, self.directory, self.report)
+        seconds = {"calibrate_seconds": middle - start, "predict_seconds": time.perf_counter() - middle}
         result = self._result(work, model, state, judged, seconds)
         if made is not None:
             result["found"] = dict(made.found)
@@ -289,7 +290,7 @@ class _Run:
             return fit()
 
     def _result(
-        self, work: Work, model: PeftModel, state: TrainingState, judged: Judged, judge_seconds: float
+        self, work: Work, model: PeftModel, state: TrainingState, judged: Judged, seconds: Mapping[str, float]
     ) -> dict[str, Any]:
         trainable, total = model.get_nb_trainable_parameters()
         device = next(model.parameters()).device
@@ -307,7 +308,7 @@ class _Run:
                 "train_seconds": state.seconds,
                 "seconds_per_step": state.step_seconds / max(1, state.step),
                 "steps": state.step,
-                "predict_seconds": judge_seconds,
+                **seconds,
             },
             "memory": {"peak_bytes": peak_memory(device)},
             "parameters": {"trainable": trainable, "total": total},

@@ -214,9 +214,9 @@ class TokenWork(Work):
             fit_temperature=lambda advance: self._predictor.fit_temperature(self._texts["validation"], advance),
         )
 
-    def judge(self, calibration: Calibration, directory: RunDirectory, report: Reporter) -> Judged:
+    def judge(self, own: Calibration, chosen: Calibration | None, directory: RunDirectory, report: Reporter) -> Judged:
         """See :class:`Work`. Text is reported on the validation split too."""
-        predictor = replace(self._predictor, calibration=calibration)
+        predictor = replace(self._predictor, calibration=own)
         judge = TokenJudge(self.config, self._model, self._loaded, predictor, report)
         reported = self.config.report_split
         test = judge(self._task, reported, self._texts[reported], directory)

@@ -9,12 +9,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 from peft import PeftModel
 from peft.utils import CONFIG_NAME
 
-from bayeslora.adapter import BayesLoraModel
-from bayeslora.adapter.base import find_any_holder
 from bayeslora.adapter.loading import load_adapter
 from bayeslora.depth import check_depth
 from bayeslora.errors import InputError
@@ -24,22 +21,17 @@ from bayeslora.models import LoadedModel
 from bayeslora.predict.answers import Answer, make_answers
 from bayeslora.predict.calibrate import (
     DEFAULT_SCALES,
-    PRIOR_SD,
     Calibration,
     Unreached,
-    choose_cut,
-    choose_scale,
     choose_threshold,
-    conformal_thresholds,
-    describe_doubts,
     describe_target,
-    fit_temperature,
     require_enough,
 )
+from bayeslora.predict.calibrating import calibrate, predict_both, scale_of, set_scale, tuner_of
 from bayeslora.predict.generate import Prompt, Writing, generate
-from bayeslora.predict.predictions import Predictions, main_metrics
+from bayeslora.predict.predictions import Predictions
 from bayeslora.predict.predictor import Predictor
-from bayeslora.predict.scorer import Scorer, linearised_posterior
+from bayeslora.predict.scorer import Scorer
 from bayeslora.predict.token_predictor import TokenPredictor
 from bayeslora.predict.written import Generation, Watch
 from bayeslora.progress import Reporter, Silent
@@ -56,7 +48,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class TrainedModel:
-    """A trained run with its base model in memory; made by :func:`load_run`."""
+    """A trained run with its base model in memory; made by :func:`load_run`.
+
+    Attributes:
+        directory: of the run.
+        config: its settings.
+        loaded: the base model.
+        model: the base model with the adapter.
+        samples: weight draws per prediction.
+        draw_layers: layers in which they differ.
+        calibration: what it predicts with.
+        own: what belongs to the method itself, without any calibration: the temperature of ``temperature``.
+        report: told how it goes.
+    """
 
     directory: RunDirectory
     config: RunConfig
@@ -65,6 +69,7 @@ class TrainedModel:
     samples: int
     draw_layers: str
     calibration: Calibration
+    own: Calibration = field(default_factory=Calibration)
     report: Reporter = field(default_factory=Silent)
 
     def ask(
@@ -110,9 +115,11 @@ class TrainedModel:
 
     def predict_task(self, task: Task, split: str) -> Predictions:
         """The same for a task that is at hand."""
-        items = task.load(split).items
-        require_gold(items)
-        return self.predict(items)
+        return self.predict(_with_answers(task, split))
+
+    def predict_task_both(self, task: Task, split: str) -> tuple[Predictions, Predictions | None]:
+        """The same as the run was trained and, if it is calibrated, after it."""
+        return self.predict_both(_with_answers(task, split))
 
     def calibrate(
         self,
@@ -136,89 +143,33 @@ class TrainedModel:
         if error_rate is not None or coverage is not None:
             describe_target(error_rate, coverage)  # refused now rather than when all is computed
         name = task or self.config.task
-        items = load_task(name, data_dir).load(split).items
-        require_gold(items)
+        items = _with_answers(load_task(name, data_dir), split)
         require_enough(len(items), f"{name}, {split}")
-        kept = 1.0 if self._tuner is None else self._tuner.posterior_scale
+        scorer = make_scorer(self.model, self.loaded, self.config, None)  # the same questions many times over
+        predictor = self._predictor_with(scorer)
+        encoded, advance = predictor.encode(items), self.report.stage("calibrating")
+        before = scale_of(self.model)
         try:
-            found = self._choose(items, error_rate, coverage, tolerance)
+            found, predictions = calibrate(
+                predictor, items, encoded, scales=DEFAULT_SCALES, tolerance=tolerance, advance=advance
+            )
+            if error_rate is not None or coverage is not None:
+                found = _with_threshold(found, predictions, error_rate, coverage)
         except BaseException:
-            self._set_scale(kept)
+            set_scale(self.model, before)
             raise
         self.draw_layers = found.draw_layers
-        self.calibration = replace(found, samples=self.samples or None, task=name, split=split)
+        self.calibration = replace(found, task=name, split=split)
         self._keep_calibration()
         return self.calibration
 
-    def _choose(
-        self, items: Sequence[Item], error_rate: float | None, coverage: float | None, tolerance: float | None
-    ) -> Calibration:
-        """Layers and scale first, then temperature, then thresholds: each changes what the next one sees."""
-        gold = np.array(require_gold(items))
-        scorer = make_scorer(self.model, self.loaded, self.config, None)  # the same questions many times over
-        predictor = replace(self._predictor_with(scorer), calibration=Calibration())
-        encoded = predictor.encode(items)
-
-        def scores(layers: str, scale: float) -> NDArray[np.float64]:
-            self._set_scale(scale)
-            return replace(predictor, layers=layers).score(encoded).predictive
-
-        self._set_scale(1.0)
-        before = predictor(items, encoded)
-        layers, scale = self.draw_layers, 1.0
-        if self._tuner is not None and self._is_spread(before):
-            advance = self.report.stage("calibrating")
-            holder = self._tuner.holder
-            scales = DEFAULT_SCALES if any(holder.posterior(name).has_width for name in holder.active) else (1.0,)
-            if tolerance is None:
-                scale = choose_scale(lambda scale: scores(layers, scale), gold, scales, advance).scale
-            else:
-                cut = choose_cut(scores, gold, tolerance, scales, advance)
-                layers, scale = cut.layers, cut.scale
-        temperature = fit_temperature(scores(layers, scale), gold, PRIOR_SD)
-        found = Calibration(
-            temperature=temperature,
-            posterior_scale=scale,
-            draw_layers=layers,
-            questions=len(items),
-        )
-        after = replace(predictor, calibration=found, layers=layers)(items, encoded)
-        found = replace(
-            found,
-            conformal=conformal_thresholds(after.probabilities, gold),
-            before=main_metrics(before.metrics()),
-            after=main_metrics(after.metrics()),
-        )
-        found = replace(found, warnings=describe_doubts(found))
-        if error_rate is None and coverage is None:
-            return found
-        try:
-            threshold = choose_threshold(after.probabilities, gold, error_rate=error_rate, coverage=coverage)
-        except Unreached as error:
-            return replace(found, warnings=(*found.warnings, f"there is no threshold: {error}"))
-        return replace(found, threshold=threshold.confidence, target=threshold.target)
-
-    def _is_spread(self, predictions: Predictions) -> bool:
-        """Whether there are several draws, or their spread in closed form."""
-        several = predictions.draws is not None and len(predictions.draws) > 1
-        return several or (self.samples > 0 and linearised_posterior(find_any_holder(self.model)) is not None)
-
-    @property
-    def _tuner(self) -> BayesLoraModel | None:
-        """Where the posterior's scale is; nothing for adapters of PEFT's own."""
-        tuner = self.model.base_model
-        return tuner if isinstance(tuner, BayesLoraModel) else None
-
     def set_posterior_scale(self, scale: float) -> None:
         """Multiply every standard deviation of the posterior, in this object only: nothing on disk changes."""
-        if self._tuner is None:
+        if tuner_of(self.model) is None:
             raise InputError(f"method {self.config.method!r} is an adapter of PEFT's own, which has no posterior scale")
+        self.own = replace(self.own, posterior_scale=scale)
         self.calibration = replace(self.calibration, posterior_scale=scale)
-        self._set_scale(scale)
-
-    def _set_scale(self, scale: float) -> None:
-        if self._tuner is not None:
-            self._tuner.posterior_scale = scale
+        set_scale(self.model, scale)
 
     def _keep_calibration(self) -> None:
         """Beside the adapter; the scale also where everybody who loads the adapter with PEFT gets it."""
@@ -232,6 +183,12 @@ class TrainedModel:
         predictor = make_token_predictor(self.model, self.loaded, self.config)
         return replace(predictor, samples=self.samples, layers=self.draw_layers, calibration=self.calibration)
 
+    def predict_both(self, items: Sequence[Item]) -> tuple[Predictions, Predictions | None]:
+        """Predictions as the run was trained and, if it is calibrated, those after it."""
+        calibration = replace(self.calibration, draw_layers=self.draw_layers) if self.calibration != self.own else None
+        predictor = replace(self.predictor(), calibration=self.own)
+        return predict_both(predictor, items, predictor.encode(items), calibration, self.report.stage("predicting"))
+
     def predictor(self) -> Predictor:
         """What predicts the answers of questions."""
         return self._predictor_with(Scorer(self.model, self.loaded.tokenizer.pad_token_id))
@@ -239,6 +196,29 @@ class TrainedModel:
     def _predictor_with(self, scorer: Scorer) -> Predictor:
         predictor = make_predictor(scorer, self.loaded, self.config)
         return replace(predictor, samples=self.samples, layers=self.draw_layers, calibration=self.calibration)
+
+
+def _own(directory: RunDirectory) -> Calibration:
+    found = directory.read_result().get("found", {}) if directory.result.exists() else {}
+    return Calibration(temperature=found.get("temperature", 1.0))
+
+
+def _with_answers(task: Task, split: str) -> Sequence[Item]:
+    items = task.load(split).items
+    require_gold(items)
+    return items
+
+
+def _with_threshold(
+    found: Calibration, predictions: Predictions, error_rate: float | None, coverage: float | None
+) -> Calibration:
+    """The calibration with a threshold; a rate that none reaches leaves it out and says so."""
+    gold = np.array(require_gold(predictions.items))
+    try:
+        chosen = choose_threshold(predictions.probabilities, gold, error_rate=error_rate, coverage=coverage)
+    except Unreached as error:
+        return replace(found, warnings=(*found.warnings, f"there is no threshold: {error}"))
+    return replace(found, threshold=chosen.confidence, target=chosen.target)
 
 
 def _require_method(model: PeftModel, config: RunConfig, directory: RunDirectory) -> None:
@@ -272,7 +252,7 @@ def load_run(
         samples: weight draws per prediction; the run's own number by default, 0 for the posterior mean.
         draw_layers: layers in which draws differ, ``all``, ``last:K`` or a fraction; by default those that calibration has
             chosen, or the run's own.
-        raw: leave out what ``bayeslora calibrate`` found.
+        raw: leave out what calibration found.
         report: told how long work goes.
         loaded: the base model, if somebody has loaded it already; ``unload()`` the run's ``model`` to have it back.
         trust_remote_code: run code that the base model's repository brings along. Whoever trained the run cannot decide that.
@@ -297,6 +277,7 @@ def load_run(
     if draw_layers is None:
         draw_layers = calibration.draw_layers if calibrated else config.prediction.draw_layers
     check_depth(draw_layers, "draw_layers")
-    trained = TrainedModel(directory, config, loaded, model, samples, draw_layers, calibration, report or Silent())
-    trained._set_scale(calibration.posterior_scale)
+    own = _own(directory) if calibrated else Calibration()
+    trained = TrainedModel(directory, config, loaded, model, samples, draw_layers, calibration, own, report or Silent())
+    set_scale(model, calibration.posterior_scale)
     return trained

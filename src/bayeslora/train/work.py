@@ -87,9 +87,20 @@ class Work(ABC):
     def making(self, posterior: Posterior, loras: Sequence[Factors], report: Reporter) -> Making:
         """What there is to make a method from LoRAs."""
 
+    def calibrate(self, report: Reporter) -> Calibration | None:
+        """Choose posterior scale and temperature on the validation split; nothing where that cannot be done."""
+        return None
+
     @abstractmethod
-    def judge(self, calibration: Calibration, directory: RunDirectory, report: Reporter) -> Judged:
-        """Predict what the run is reported by. Work that takes long is kept in the directory as it goes on."""
+    def judge(self, own: Calibration, chosen: Calibration | None, directory: RunDirectory, report: Reporter) -> Judged:
+        """Predict what the run is reported by. Work that takes long is kept in the directory as it goes on.
+
+        Args:
+            own: what belongs to the method itself, such as the temperature of ``temperature``.
+            chosen: what :meth:`calibrate` found, for figures after calibration.
+            directory: of the run.
+            report: told how it goes.
+        """
 
     @abstractmethod
     def length(self, example: Any) -> int:

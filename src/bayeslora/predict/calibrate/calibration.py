@@ -40,6 +40,7 @@ class Calibration:
         split: the split of that task.
         before: metrics on that split without calibration.
         after: metrics on that split with it; flattering, since the choice was made there.
+        automatic: whether it was made at the end of training, and may be replaced without asking.
     """
 
     temperature: float = 1.0
@@ -55,6 +56,7 @@ class Calibration:
     split: str | None = None
     before: dict[str, float] = field(default_factory=dict)
     after: dict[str, float] = field(default_factory=dict)
+    automatic: bool = False
 
     def __post_init__(self) -> None:
         check_positive(self.temperature, "temperature")
@@ -69,6 +71,8 @@ class Calibration:
             raise InputError(f"warnings is {self.warnings!r}; give a list of sentences")
         for name in ("target", "task", "split"):
             _check_text(getattr(self, name), name)
+        if not isinstance(self.automatic, bool):
+            raise InputError(f"automatic is {self.automatic!r}; give true or false")
         check_depth(self.draw_layers, "draw_layers")
         _check_metrics(self.conformal, "conformal")
         _check_metrics(self.before, "before")

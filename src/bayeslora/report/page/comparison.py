@@ -24,10 +24,10 @@ from bayeslora.report.page.study import (
 )
 from bayeslora.report.scatter import draw_scatter
 from bayeslora.report.table import COLUMNS, Column, Row
-from bayeslora.studies.comparison import Comparison
-from bayeslora.studies.evaluated import Places
+from bayeslora.studies.comparison import Comparison, Trial
+from bayeslora.studies.evaluated import Places, reference_rows, with_calibrated_columns
 from bayeslora.studies.plan import run_path
-from bayeslora.studies.question_sections import SHIFT_COLUMNS
+from bayeslora.studies.question_sections import SHIFT_COLUMNS, is_shift
 from bayeslora.studies.study import task_name
 from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ
 from bayeslora.studies.token_sections import PROBLEM_COLUMNS, TEXT_COLUMNS
@@ -78,9 +78,11 @@ class _Comparison:
     def _section(self, title: str, recorded: Recorded) -> Section:
         columns, name = columns_of(recorded), self.names[title]
         rows = make_rows(recorded, columns)
+        references = reference_rows(self.record.get("references", {}).get(title, {}))
         answered = read_all(title, recorded, self.places[title])
         told = _how_to_read(columns) + (f" {INTERVALS}" if answered else "")
-        blocks: list[Block] = [Methods(name, rows, columns, told, bounds=bounds_of(answered))]
+        shown = {**rows, **references}
+        blocks: list[Block] = [Methods(name, shown, columns, told, bounds=bounds_of(answered))]
         drawings = [] if columns in (TEXT_COLUMNS, PROBLEM_COLUMNS) else _scatter(name, title, rows)
         if answered:
             drawings += answer_figures(name, answered)
@@ -98,7 +100,7 @@ class _Comparison:
             if title in _titles(name):
                 return {
                     method: {
-                        seed: run_path(self.directory, task, method, self._factor(name, method), seed) for seed in some
+                        seed: run_path(self.directory, task, method, self._trial(name, method), seed) for seed in some
                     }
                     for method, some in seeds.items()
                 }
@@ -111,31 +113,32 @@ class _Comparison:
                     }
         return {}
 
-    def _factor(self, task: str, method: str) -> float:
-        """Of the learning rate; a method that stands on LoRAs lies where they do."""
-        chosen = self.record["chosen_rate_factors"]
-        return float(chosen.get(f"{task}/{method}", chosen.get(f"{task}/lora", 1.0)))
+    def _trial(self, task: str, method: str) -> Trial:
+        """How it was trained; a method that stands on LoRAs lies where they do."""
+        factors, epochs = self.record["chosen_rate_factors"], self.record.get("chosen_epochs", {})
+        name = f"{task}/{method}" if f"{task}/{method}" in factors else f"{task}/lora"
+        return Trial(float(factors.get(name, 1.0)), epochs.get(name))
 
     def _rates(self) -> Section:
-        factors = self.study["rate_factors"]
-        if len(factors) < 2:
-            return Section("Learning rates", [])
         searched = self.record.get("rate_search", {})
-        found = {float(factor) for nlls in searched.values() for factor in nlls}
-        tried = [f"{factor:g}" for factor in sorted({*factors, *found})]
+        if not searched:
+            return Section("Learning rates", [])
+        tried = list(dict.fromkeys(label for nlls in searched.values() for label in nlls))
+        tried.sort(key=_in_order)
 
-        def shown(what: str, factor: str) -> str:
-            nll = searched.get(what, {}).get(factor)
+        def shown(what: str, label: str) -> str:
+            nll = searched[what].get(label)
             return "—" if nll is None else f"{nll:.4f}"
 
         rows = [
-            [what, *(shown(what, factor) for factor in tried), f"×{chosen:g}"]
-            for what, chosen in self.record["chosen_rate_factors"].items()
+            [what, *(shown(what, label) for label in tried), str(self._trial(*what.rsplit("/", 1)))]
+            for what in searched
         ]
-        head = ["task / method", *(f"×{factor}" for factor in tried), "chosen"]
+        head = ["task / method", *(f"×{label}" for label in tried), "chosen"]
+        seeds = self.study.get("search_seeds", (0,))
         caption = (
-            "Validation NLL on the first seed by factor of the learning rate, and the one chosen; — where it was not tried, or "
-            "a run failed."
+            f"Validation NLL by factor of the learning rate{', and epochs,' if 'chosen_epochs' in self.record else ''} (mean of "
+            f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}), and what was chosen; — where it was not tried, or a run failed."
         )
         return Section("Learning rates", [Plain("rates", head, rows, caption, frozenset(range(1, len(head))))])
 
@@ -157,8 +160,14 @@ def columns_of(recorded: Recorded) -> tuple[Column, ...]:
     if "cot_nll" in names:
         return PROBLEM_COLUMNS
     if "shift_auroc_entropy" in names:
-        return SHIFT_COLUMNS
-    return COLUMNS if "adaptive_ece" in names or not names else TEXT_COLUMNS
+        return with_calibrated_columns(SHIFT_COLUMNS, names)
+    return with_calibrated_columns(COLUMNS, names) if "adaptive_ece" in names or not names else TEXT_COLUMNS
+
+
+def _in_order(label: str) -> tuple[float, float]:
+    """Trials of fewer epochs first, then by factor."""
+    factor, _, epochs = label.partition(", epochs ")
+    return float(epochs or 0), float(factor)
 
 
 def _titles(title: str) -> tuple[str, ...]:
@@ -175,7 +184,7 @@ def _how_to_read(columns: tuple[Column, ...]) -> str:
     if columns == PROBLEM_COLUMNS:
         return f"{HOW_TO_READ} The best is bold."
     told = f"{HOW_TO_READ} {ABOUT_TIES} The best is bold."
-    return f"{told} {ABOUT_SHIFT}" if columns == SHIFT_COLUMNS else told
+    return f"{told} {ABOUT_SHIFT}" if is_shift(columns) else told
 
 
 def _scatter(name: str, title: str, rows: Mapping[str, Row]) -> list[Drawing]:

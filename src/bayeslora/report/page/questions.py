@@ -68,33 +68,32 @@ class Answers:
         }
 
 
-def read_answers(path: Path, saved: dict[str, float]) -> Answers:
+def read_answers(path: Path, saved: dict[str, float], *, calibrated: bool = False) -> Answers:
     """The predictions in the directory of a run; ``saved`` are its figures, which they must give."""
     directory = RunDirectory(path)
-    with checking(directory.predictions):
-        ids, probabilities, gold = read_predictions(directory.predictions)
-        choices = read_choices(directory.predictions)
+    place = directory.calibrated if calibrated else directory.predictions
+    with checking(place):
+        ids, probabilities, gold = read_predictions(place)
+        choices = read_choices(place)
         drawn = "epistemic" in saved
-        epistemic = read_epistemic(directory.predictions) if drawn else np.zeros(len(ids))
+        epistemic = read_epistemic(place) if drawn else np.zeros(len(ids))
         answers = Answers(ids, probabilities, gold, choices, epistemic)
         again = answers.metrics()
     require_equal(directory.result, saved, again)
     return answers
 
 
-def answer_drawings(answers: Answers) -> list[Drawing]:
-    """How right its confidence is, and what it is good for."""
-    again, count = answers.metrics(), len(answers.gold)
-    whole = {"": (answers.probabilities, answers.gold)}
+def answer_drawings(answers: Answers, calibrated: Answers | None = None) -> list[Drawing]:
+    """How right its confidence is, as trained and after calibration, and what it is good for."""
+    again = answers.metrics()
     drawings = [
-        Drawing(
+        _reliability(
             "reliability",
-            draw_reliability(whole, page=COLUMN),
+            answers,
             "Reliability: how often answers of a given confidence are right. Hatched gaps, weighted by the number of answers "
             "below, add up to the ECE; a gap above its bar is overconfidence.",
-            f"Reliability diagram of {count} answers: accuracy {again['acc']:.3f} at a mean confidence of "
-            f"{again['confidence']:.3f}, expected calibration error {again['ece']:.3f}.",
         ),
+        *([] if calibrated is None else [_reliability("calibrated", calibrated, "The same after calibration.")]),
         Drawing(
             "risk-coverage",
             draw_risk_coverage({"this run": (answers.confidence, answers.correct)}),
@@ -111,6 +110,17 @@ def answer_drawings(answers: Answers) -> list[Drawing]:
     if answers.epistemic.any():
         drawings.append(_epistemic(answers))
     return drawings
+
+
+def _reliability(name: str, answers: Answers, caption: str) -> Drawing:
+    again = answers.metrics()
+    return Drawing(
+        name,
+        draw_reliability({"": (answers.probabilities, answers.gold)}, page=COLUMN),
+        caption,
+        f"Reliability diagram of {len(answers.gold)} answers: accuracy {again['acc']:.3f} at a mean confidence of "
+        f"{again['confidence']:.3f}, expected calibration error {again['ece']:.3f}.",
+    )
 
 
 def _epistemic(answers: Answers) -> Drawing:

@@ -53,6 +53,7 @@ class _Run:
         self.config: Mapping[str, Any] = result["config"] if config is None else config
         self.evaluation = config is None
         self.metrics = numbers(result["metrics"])
+        self.calibrated = numbers(result.get("calibrated", {}).get("metrics", {}))
         self.intervals = {name: (float(it["low"]), float(it["high"])) for name, it in result["intervals"].items()}
 
     def report(self) -> Report:
@@ -76,11 +77,23 @@ class _Run:
         counts = shown(self.result["counts"].get(self.result["split"], {}).get("questions", "its"))
         about = f"{counts} questions" if self.directory.predictions.exists() else "every token"
         told = f"On {about} of the {self.result['split']} split, averaged over {draws}."
-        return Section("Result", [Cards(found), Note(told)])
+        blocks: list[Block] = [Cards(found), Note(f"{told} As trained." if self.calibrated else told)]
+        if self.calibrated:
+            rows = [
+                [title, f"{self.metrics[name]:.4f}", f"{self.calibrated[name]:.4f}"]
+                for name, title in _CARDS.items()
+                if name in self.calibrated
+            ]
+            caption = "Calibrated: posterior scale and temperature were chosen on other questions than these."
+            blocks.append(Plain("calibrated", ["metric", "as trained", "calibrated"], rows, caption, frozenset({1, 2})))
+        return Section("Result", blocks)
 
     def _predictions(self) -> list[Section]:
         if self.directory.predictions.exists():
-            drawings = answer_drawings(read_answers(self.directory.path, self.metrics))
+            after = None
+            if self.calibrated:
+                after = read_answers(self.directory.path, self.calibrated, calibrated=True)
+            drawings = answer_drawings(read_answers(self.directory.path, self.metrics), after)
             return [Section("How far to trust it", [Gallery(drawings)])]
         found = token_sections(self.directory.path, self.result)
         if not found:
@@ -125,7 +138,8 @@ class _Run:
             rows = [[name, f"{value:.4f}", f"{found.after[name]:.4f}"] for name, value in found.before.items()]
             caption = "On the data it was chosen on, where it looks better than it is."
             blocks.append(Plain("calibration", ["metric", "before", "after"], rows, caption, frozenset({1, 2})))
-            blocks.append(Note("The figures above are of the run as it was trained, before this calibration."))
+            if not self.calibrated:
+                blocks.append(Note("The figures above are of the run as it was trained, before this calibration."))
         blocks += [Note(f"{warning[:1].upper()}{warning[1:]}.") for warning in found.warnings]
         return Section("Calibration", blocks)
 

@@ -1,0 +1,168 @@
+"""Posterior scale and temperature of a model, chosen on questions with answers; and predictions before and after.
+
+The draws of a scale are scored once, however often they are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from bayeslora.adapter import BayesLoraModel
+from bayeslora.adapter.base import find_any_holder
+from bayeslora.predict.calibrate import (
+    PRIOR_SD,
+    Calibration,
+    choose_cut,
+    choose_scale,
+    conformal_thresholds,
+    describe_doubts,
+    fit_temperature,
+)
+from bayeslora.predict.predictions import Predictions, main_metrics
+from bayeslora.predict.predictor import Predictor
+from bayeslora.predict.scorer import DrawScores, linearised_posterior
+from bayeslora.progress import Advance
+from bayeslora.tasks import EncodedItem, Item, require_gold
+
+FEW_SCALES = (0.5, 1.0, 2.0)
+"""What is tried at the end of every training: each costs as much as a validation."""
+
+
+def tuner_of(model: nn.Module) -> BayesLoraModel | None:
+    """Where the scale of the posterior is; nothing for adapters of PEFT's own."""
+    tuner = getattr(model, "base_model", None)
+    return tuner if isinstance(tuner, BayesLoraModel) else None
+
+
+def scale_of(model: nn.Module) -> float:
+    """What multiplies every standard deviation of the posterior; 1 where there is nothing to multiply."""
+    tuner = tuner_of(model)
+    return 1.0 if tuner is None else tuner.posterior_scale
+
+
+def set_scale(model: nn.Module, scale: float) -> None:
+    """Multiply every standard deviation by this, where there are any."""
+    tuner = tuner_of(model)
+    if tuner is not None:
+        tuner.posterior_scale = scale
+
+
+def calibrate(
+    predictor: Predictor,
+    items: Sequence[Item],
+    encoded: Sequence[EncodedItem],
+    *,
+    scales: Iterable[float],
+    tolerance: float | None = None,
+    advance: Advance | None = None,
+) -> tuple[Calibration, Predictions]:
+    """What was chosen, and the calibrated predictions of the questions it was chosen on.
+
+    Layers and scale come first, then the temperature, then prediction sets: each changes what the next one sees. The model
+    is left at the scale that was chosen.
+
+    Args:
+        predictor: what predicts; its own calibration is left out.
+        items: held-out questions with answers.
+        encoded: the same as token ids.
+        scales: what to choose among, if the posterior has a width.
+        tolerance: let draws differ in as few upper layers as costs at most this much NLL.
+        advance: told of every scale (or cut) that is done.
+    """
+    plain = replace(predictor, calibration=Calibration())
+    return _Calibrating(plain, items, encoded).run(tuple(scales), tolerance, advance)
+
+
+def predict_both(
+    predictor: Predictor,
+    items: Sequence[Item],
+    encoded: Sequence[EncodedItem],
+    calibration: Calibration | None,
+    advance: Advance | None = None,
+) -> tuple[Predictions, Predictions | None]:
+    """Predictions with the predictor's own calibration and, if there is another, those with that. The model is left at the
+    last one's scale."""
+    model = predictor.scorer.model
+    set_scale(model, predictor.calibration.posterior_scale)
+    scores = predictor.score(encoded, advance)
+    raw = predictor.predictions(items, scores)
+    if calibration is None:
+        return raw, None
+    after = replace(predictor, calibration=calibration, layers=calibration.draw_layers)
+    set_scale(model, calibration.posterior_scale)
+    same = calibration.posterior_scale == predictor.calibration.posterior_scale and after.layers == predictor.layers
+    if not same:
+        scores = after.score(encoded, advance)
+    return raw, after.predictions(items, scores)
+
+
+@dataclass
+class _Calibrating:
+    predictor: Predictor
+    items: Sequence[Item]
+    encoded: Sequence[EncodedItem]
+
+    def __post_init__(self) -> None:
+        self.gold = np.array(require_gold(self.items))
+        self.scored: dict[tuple[str, float], DrawScores] = {}
+
+    def run(
+        self, scales: Sequence[float], tolerance: float | None, advance: Advance | None
+    ) -> tuple[Calibration, Predictions]:
+        layers = self.predictor.layers
+        before = self.predictions(Calibration(draw_layers=layers))
+        layers, scale = self.choose(layers, scales if self.can_be_scaled() else (1.0,), tolerance, advance)
+        temperature = fit_temperature(self.scores(layers, scale), self.gold, PRIOR_SD)
+        found = Calibration(
+            temperature=temperature, posterior_scale=scale, draw_layers=layers, questions=len(self.items)
+        )
+        after = self.predictions(found)
+        set_scale(self.predictor.scorer.model, scale)
+        found = replace(
+            found,
+            samples=self.predictor.samples or None,
+            conformal=conformal_thresholds(after.probabilities, self.gold),
+            before=main_metrics(before.metrics()),
+            after=main_metrics(after.metrics()),
+        )
+        return replace(found, warnings=describe_doubts(found)), after
+
+    def choose(
+        self, layers: str, scales: Sequence[float], tolerance: float | None, advance: Advance | None
+    ) -> tuple[str, float]:
+        if not self.is_spread(layers):
+            return layers, 1.0
+        if tolerance is None:
+            return layers, choose_scale(lambda scale: self.scores(layers, scale), self.gold, scales, advance).scale
+        cut = choose_cut(self.scores, self.gold, tolerance, scales, advance)
+        return cut.layers, cut.scale
+
+    def can_be_scaled(self) -> bool:
+        tuner = tuner_of(self.predictor.scorer.model)
+        return tuner is not None and any(tuner.holder.posterior(name).has_width for name in tuner.holder.active)
+
+    def is_spread(self, layers: str) -> bool:
+        """Whether there are several draws, or their spread in closed form."""
+        if tuner_of(self.predictor.scorer.model) is None or not self.predictor.samples:
+            return False
+        several = len(self.draws(layers, 1.0).log_probabilities) > 1
+        return several or linearised_posterior(find_any_holder(self.predictor.scorer.model)) is not None
+
+    def predictions(self, calibration: Calibration) -> Predictions:
+        scores = self.draws(calibration.draw_layers, calibration.posterior_scale)
+        return replace(self.predictor, calibration=calibration).predictions(self.items, scores)
+
+    def scores(self, layers: str, scale: float) -> NDArray[np.float64]:
+        return self.draws(layers, scale).predictive
+
+    def draws(self, layers: str, scale: float) -> DrawScores:
+        """Scored when they are first asked for."""
+        if (layers, scale) not in self.scored:
+            set_scale(self.predictor.scorer.model, scale)
+            self.scored[layers, scale] = replace(self.predictor, layers=layers).score(self.encoded)
+        return self.scored[layers, scale]
