@@ -13,6 +13,7 @@ from bayeslora.errors import InputError
 from bayeslora.files import write_json
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.serve.evaluation import evaluate_run
+from bayeslora.train import PredictionConfig
 from bayeslora.train.directory import RunDirectory
 from bayeslora.train.evaluation import evaluate
 from bayeslora.train.trained import TrainedModel
@@ -37,6 +38,19 @@ def evaluation(trained: TrainedModel, tmp_path_factory: pytest.TempPathFactory) 
 def test_a_run_that_was_not_calibrated_is_as_it_was_measured(raw: TrainedModel) -> None:
     seen = evaluate_run(raw, "tiny", 16)
     assert seen.as_served and seen.metrics == raw.directory.read_result()["metrics"]
+
+
+def test_a_run_that_training_has_calibrated_is_as_it_was_measured_after_that() -> None:
+    """And as it was measured before, if that is what is served."""
+    path = tiny.finished(prediction=PredictionConfig(samples=3))
+    result = RunDirectory(path).read_result()
+    for raw, want in ((False, result["calibrated"]), (True, result)):
+        trained = load_run(path, raw=raw)
+        seen = evaluate_run(trained, "tiny", 16)
+        assert seen.as_served and seen.metrics == want["metrics"] and seen.risk_coverage is not None
+        assert seen.risk_coverage[0].threshold == pytest.approx(trained.evaluate().probabilities.max(), abs=1e-6)
+    wider = replace(load_run(path), calibration=Calibration(temperature=2.0, posterior_scale=3.0))
+    assert not evaluate_run(wider, "tiny", 16).as_served
 
 
 def test_a_temperature_is_brought_to_what_was_measured(raw: TrainedModel) -> None:

@@ -82,7 +82,7 @@ def _own(trained: TrainedModel) -> Measured:
         and calibration.posterior_scale == 1.0
         and trained.draw_layers == trained.config.prediction.draw_layers
     )
-    change = calibration.temperature / trained.own.temperature
+    change = calibration.temperature / result.get("found", {}).get("temperature", 1.0)
     if not same_draws or change == 1.0 or predictions is None:
         return Measured(result, predictions, same_draws and change == 1.0)
     return Measured(*_at_temperature(result, *predictions, change), as_served=True)
@@ -130,7 +130,8 @@ def _of_evaluation(trained: TrainedModel, place: RunDirectory) -> Measured:
         return after
     served = {name: getattr(trained.calibration, name) for name in known}
     same_draws = same_samples and result.get("draw_layers", "all") == trained.draw_layers
-    return Measured(result, _read(place.predictions), same_draws and served == known)
+    as_served = same_draws and served == known and "calibrated" not in result
+    return Measured(result, _read(place.predictions), as_served)
 
 
 def _spans(intervals: Mapping[str, Mapping[str, float]] | None) -> dict[str, Span] | None:
