@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bayeslora.report.table import Cell, Column, Row, markdown
+from bayeslora.figures.table import Cell, Column, Row, markdown
 
 OWN = {
     "validation": Column("validation", "validation NLL ↓"),

@@ -18,8 +18,8 @@ from typing import Any
 
 from records import command, read_sections
 
-from bayeslora.report.scatter import scatter_figure
-from bayeslora.report.table import COLUMNS, Cell, Column, Row, markdown
+from bayeslora.figures.scatter import scatter_figure
+from bayeslora.figures.table import COLUMNS, Cell, Column, Row, markdown
 from bayeslora.studies.question_sections import SHIFT_COLUMNS
 
 RANK = "rank"

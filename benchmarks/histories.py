@@ -16,7 +16,7 @@ from typing import Any
 from records import command
 
 from bayeslora.errors import InputError
-from bayeslora.report.page.reading import checking, read_record
+from bayeslora.report.reading import checking, read_record
 
 
 def places(study: Path, methods: Sequence[str], seed: int) -> Iterator[Path]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bayeslora.errors import InputError, did_you_mean
-from bayeslora.report.page.reading import checking, read_record
+from bayeslora.report.reading import checking, read_record
 from bayeslora.studies.comparison import Trial
 from bayeslora.studies.evaluated import Evaluated, load_evaluated
 from bayeslora.studies.plan import run_path

@@ -13,7 +13,7 @@ from typing import Any
 from across import cells
 from records import command, read_sections
 
-from bayeslora.report.table import COLUMNS, Cell, Column, markdown
+from bayeslora.figures.table import COLUMNS, Cell, Column, markdown
 from bayeslora.studies.question_sections import SHIFT_COLUMNS
 from bayeslora.studies.token_sections import PROBLEM_COLUMNS, TEXT_COLUMNS
 

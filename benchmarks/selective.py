@@ -21,7 +21,7 @@ from records import command, runs_of
 
 from bayeslora import metrics
 from bayeslora.errors import InputError
-from bayeslora.report.page.reading import read_record
+from bayeslora.report.reading import read_record
 from bayeslora.studies.evaluated import Evaluated, require_same_questions
 
 STYLES = ("o-", "s--", "^-.", "D:", "v-", "P--")

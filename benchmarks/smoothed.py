@@ -16,7 +16,7 @@ from typing import Any
 from across import cells
 from records import command, read_sections
 
-from bayeslora.report.table import COLUMNS, Cell, Column, markdown
+from bayeslora.figures.table import COLUMNS, Cell, Column, markdown
 
 
 def table(sides: Mapping[str, Mapping[str, Any]], tasks: list[str], column: Column) -> str:

@@ -21,7 +21,7 @@ from records import command, runs_of
 from bayeslora import metrics
 from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import fit_temperature
-from bayeslora.report.page.reading import read_record
+from bayeslora.report.reading import read_record
 from bayeslora.studies.evaluated import Evaluated
 
 METRICS = {"acc": metrics.accuracy, "nll": metrics.nll, "ece": metrics.ece}

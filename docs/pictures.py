@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from torch import Tensor
 
+from bayeslora.figures import draw_reliability
 from bayeslora.metrics import (
     conformal_sets,
     conformal_threshold,
@@ -28,7 +29,6 @@ from bayeslora.metrics import (
     risk_coverage,
 )
 from bayeslora.posterior import InducingConfig, InducingPosterior, PointPosterior, Posterior
-from bayeslora.report import draw_reliability
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "examples"))

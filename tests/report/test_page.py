@@ -14,8 +14,8 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from bayeslora.metrics import accuracy, bootstrap_interval_over_runs, ece, nll
 from bayeslora.predict.token_predictor import read_token_predictions
-from bayeslora.report.page import make_report
-from bayeslora.report.page.questions import Answers, _epistemic
+from bayeslora.report import make_report
+from bayeslora.report.questions import Answers, _epistemic
 from bayeslora.studies import pool
 from bayeslora.studies.ablate import ablate
 from bayeslora.studies.ablation import AblationStudy
@@ -54,7 +54,7 @@ def quick():
     """Without bootstraps of runs and pairs, and with coarse pictures."""
     with without_intervals(), pytest.MonkeyPatch.context() as patched:
         patched.setattr("bayeslora.studies.evaluated.PAIRED", {})
-        patched.setattr("bayeslora.report.page.write._SHARP", 20)
+        patched.setattr("bayeslora.report.write._SHARP", 20)
         yield
 
 

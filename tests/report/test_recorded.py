@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bayeslora.report.page import make_report
+from bayeslora.report import make_report
 from report.pages import read_page
 from train.tiny import read_json
 

@@ -18,9 +18,9 @@ from sklearn.metrics import roc_auc_score
 
 from bayeslora import metrics
 from bayeslora.errors import InputError
+from bayeslora.figures.table import CALIBRATED_COLUMNS, COLUMNS
 from bayeslora.methods import METHODS
 from bayeslora.predict.predictions import read_epistemic, read_predictions
-from bayeslora.report.table import CALIBRATED_COLUMNS, COLUMNS
 from bayeslora.studies.compare import compare
 from bayeslora.studies.comparison import OWN, Comparison
 from bayeslora.studies.evaluated import METRICS as MAIN

@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("botorch")
 
 from bayeslora.errors import InputError
-from bayeslora.report.page import make_report
+from bayeslora.report import make_report
 from bayeslora.studies import pool
 from bayeslora.train import AdapterConfig, resolve, train
 from bayeslora.train.config import from_dict, to_dict

@@ -27,7 +27,7 @@ class Report(Told):
 
     def run(self) -> None:
         """Write it, with the page's path on stdout."""
-        from bayeslora.report.page import make_report
+        from bayeslora.report import make_report
 
         page = make_report(self.directory, self.out)
         print(json.dumps({"page": str(page)}) if self.json else page)

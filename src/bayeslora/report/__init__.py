@@ -1,6 +1,5 @@
-"""What was measured, for people to look at: figures in files, and tables."""
+"""A run or a study as one page of HTML, with its figures and tables as files of their own."""
 
-from bayeslora.report.figures import draw_reliability, reliability_figure
-from bayeslora.report.scatter import scatter_figure
+from bayeslora.report.make import make_report
 
-__all__ = ["draw_reliability", "reliability_figure", "scatter_figure"]
+__all__ = ["make_report"]

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from bayeslora.errors import InputError
+from bayeslora.figures.curves import Curves, curves_figure
+from bayeslora.figures.table import Cell, Row
 from bayeslora.files import write_json
 from bayeslora.models.device import resolve_device
 from bayeslora.progress import Reporter, Silent
-from bayeslora.report.curves import Curves, curves_figure
-from bayeslora.report.table import Cell, Row
 from bayeslora.studies.ablation import AblationStudy
 from bayeslora.studies.ablation_plan import Jobs, Variant, make_variants, plan_jobs
 from bayeslora.studies.ablations import ABLATIONS, Ablation, find_ablation

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from bayeslora.errors import InputError
+from bayeslora.figures import reliability_figure, scatter_figure
+from bayeslora.figures.table import Column
 from bayeslora.files import write_json
 from bayeslora.methods import find_method
 from bayeslora.models.device import resolve_device
 from bayeslora.predict.token_predictor import UNCERTAIN
 from bayeslora.progress import Reporter, Silent
-from bayeslora.report import reliability_figure, scatter_figure
-from bayeslora.report.table import Column
 from bayeslora.studies.comparison import Comparison
 from bayeslora.studies.evaluated import Places, pooled
 from bayeslora.studies.plan import Evaluation, plan

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from bayeslora import metrics
 from bayeslora.errors import InputError
+from bayeslora.figures.table import CALIBRATED, CALIBRATED_COLUMNS, COLUMNS, Cell, Column, Row, best_of
 from bayeslora.predict.predictions import read_epistemic, read_option_counts, read_predictions
-from bayeslora.report.table import CALIBRATED, CALIBRATED_COLUMNS, COLUMNS, Cell, Column, Row, best_of
 from bayeslora.train.directory import RunDirectory
 
 METRICS = {"acc": metrics.accuracy, "nll": metrics.nll, "ece": metrics.ece}

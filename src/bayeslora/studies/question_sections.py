@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bayeslora import metrics
-from bayeslora.report.table import COLUMNS, Column, Row
+from bayeslora.figures.table import COLUMNS, Column, Row
 from bayeslora.studies.evaluated import (
     UNIFORM,
     Evaluated,

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bayeslora.figures import reliability_figure
 from bayeslora.models import load_model
 from bayeslora.predict.predictions import read_predictions
 from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Reporter, Silent
-from bayeslora.report import reliability_figure
 from bayeslora.train.config import AdapterConfig, RunConfig, TrainingConfig
 from bayeslora.train.directory import RunDirectory
 from bayeslora.train.run import Place, train

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bayeslora.figures.table import Cell, Column, Row
 from bayeslora.predict.token_predictor import read_token_predictions
-from bayeslora.report.table import Cell, Column, Row
 from bayeslora.studies.evaluated import Places, summary_of
 from bayeslora.tasks import ProblemTask, TokenTask
 from bayeslora.train.directory import RunDirectory

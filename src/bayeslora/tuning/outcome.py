@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bayeslora.figures.pareto import FrontPoint, pareto_figure
 from bayeslora.files import replacing, write_json
-from bayeslora.report.pareto import FrontPoint, pareto_figure
 from bayeslora.train.config import RunConfig, to_dict
 from bayeslora.train.environment import describe_environment
 from bayeslora.tuning.config import OBJECTIVES, Tuning

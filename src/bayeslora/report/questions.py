@@ -1,0 +1,150 @@
+"""Predictions of questions that a run has saved: read, held against the saved figures, and drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bayeslora import metrics
+from bayeslora.figures.certainty import draw_confidence, draw_epistemic
+from bayeslora.figures.panel import COLUMN
+from bayeslora.figures.reliability import draw_reliability
+from bayeslora.figures.selective import draw_risk_coverage
+from bayeslora.predict.predictions import read_choices, read_epistemic, read_predictions
+from bayeslora.report.blocks import Drawing
+from bayeslora.report.reading import checking, require_equal
+from bayeslora.train.directory import RunDirectory
+
+FEWEST_OF_EACH = 10
+"""Right and wrong answers without which an AUROC is a matter of luck."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What was answered.
+
+    Attributes:
+        ids: of the questions.
+        probabilities: ``[N, O]``.
+        gold: ``[N]``, right options.
+        choices: ``[N]``, options that were taken.
+        epistemic: ``[N]``, uncertainty in the weights; all 0 without draws.
+    """
+
+    ids: list[str]
+    probabilities: NDArray[np.float64]
+    gold: NDArray[np.int64]
+    choices: NDArray[np.int64]
+    epistemic: NDArray[np.float64]
+
+    @property
+    def confidence(self) -> NDArray[np.float64]:
+        """Largest probabilities."""
+        return np.asarray(self.probabilities.max(axis=1))
+
+    @property
+    def correct(self) -> NDArray[np.bool_]:
+        """Which answers are right."""
+        return np.asarray(self.choices == self.gold)
+
+    def metrics(self) -> dict[str, float]:
+        """Computed again, as far as that can be done without the questions."""
+        p, gold = self.probabilities, self.gold
+        return {
+            "acc": float(self.correct.mean()),
+            "nll": metrics.nll(p, gold),
+            "ece": metrics.ece(p, gold),
+            "brier": metrics.brier(p, gold),
+            "adaptive_ece": metrics.adaptive_ece(p, gold),
+            "mce": metrics.reliability_bins(p, gold).mce,
+            "aurc": metrics.aurc(self.confidence, self.correct),
+            "confidence": float(self.confidence.mean()),
+            "entropy": float(metrics.entropy(p).mean()),
+            "epistemic": float(self.epistemic.mean()),
+        }
+
+
+def read_answers(path: Path, saved: dict[str, float], *, calibrated: bool = False) -> Answers:
+    """The predictions in the directory of a run; ``saved`` are its figures, which they must give."""
+    directory = RunDirectory(path)
+    place = directory.calibrated if calibrated else directory.predictions
+    with checking(place):
+        ids, probabilities, gold = read_predictions(place)
+        choices = read_choices(place)
+        drawn = "epistemic" in saved
+        epistemic = read_epistemic(place) if drawn else np.zeros(len(ids))
+        answers = Answers(ids, probabilities, gold, choices, epistemic)
+        again = answers.metrics()
+    require_equal(directory.result, saved, again)
+    return answers
+
+
+def answer_drawings(answers: Answers, calibrated: Answers | None = None) -> list[Drawing]:
+    """How right its confidence is, as trained and after calibration, and what it is good for."""
+    again = answers.metrics()
+    drawings = [
+        _reliability(
+            "reliability",
+            answers,
+            "Reliability: how often answers of a given confidence are right. Hatched gaps, weighted by the number of answers "
+            "below, add up to the ECE; a gap above its bar is overconfidence.",
+        ),
+        *([] if calibrated is None else [_reliability("calibrated", calibrated, "The same after calibration.")]),
+        Drawing(
+            "risk-coverage",
+            draw_risk_coverage({"this run": (answers.confidence, answers.correct)}),
+            f"Risk and coverage: errors among the surest answers. Area under the curve (AURC): {again['aurc']:.4f}.",
+            f"Risk-coverage curve: {_risks(answers)}.",
+        ),
+        Drawing(
+            "confidence",
+            draw_confidence(answers.confidence, answers.correct),
+            "Confidence of right and of wrong answers. Wrong ones on the right were sure.",
+            f"Histogram of confidence: mean {_mean(answers.confidence, answers.correct)}.",
+        ),
+    ]
+    if answers.epistemic.any():
+        drawings.append(_epistemic(answers))
+    return drawings
+
+
+def _reliability(name: str, answers: Answers, caption: str) -> Drawing:
+    again = answers.metrics()
+    return Drawing(
+        name,
+        draw_reliability({"": (answers.probabilities, answers.gold)}, page=COLUMN),
+        caption,
+        f"Reliability diagram of {len(answers.gold)} answers: accuracy {again['acc']:.3f} at a mean confidence of "
+        f"{again['confidence']:.3f}, expected calibration error {again['ece']:.3f}.",
+    )
+
+
+def _epistemic(answers: Answers) -> Drawing:
+    wrong = ~answers.correct
+    counts = f"{wrong.sum()} wrong and {answers.correct.sum()} right answers"
+    told = f" {counts} are too few to say how well it tells them apart."
+    if min(wrong.sum(), answers.correct.sum()) >= FEWEST_OF_EACH:
+        auroc = metrics.auroc(answers.epistemic, wrong)
+        told = f" It tells {counts} apart with an AUROC of {auroc:.3f} (0.5: not at all)."
+    return Drawing(
+        "epistemic",
+        draw_epistemic(answers.epistemic, answers.correct),
+        f"Epistemic uncertainty: how much the weight draws disagree.{told}",
+        f"Histogram of epistemic uncertainty in nats: mean {_mean(answers.epistemic, answers.correct)}.{told}",
+    )
+
+
+def _risks(answers: Answers) -> str:
+    shares = (
+        (share, metrics.accuracy_at_coverage(answers.confidence, answers.correct, share)) for share in (0.25, 0.5, 1)
+    )
+    return ", ".join(f"{1 - accuracy:.3f} wrong among the surest {share:.0%}" for share, accuracy in shares)
+
+
+def _mean(values: NDArray[Any], correct: NDArray[np.bool_]) -> str:
+    kinds = (("right", values[correct]), ("wrong", values[~correct]))
+    return " and ".join(f"{some.mean():.3f} where {kind}" for kind, some in kinds if len(some))

@@ -1,0 +1,176 @@
+"""The report of one run, or of its evaluation on some task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bayeslora.errors import InputError
+from bayeslora.predict.calibrate import Calibration
+from bayeslora.report.blocks import Block, Cards, Columns, Facts, Gallery, Note, Plain, Report, Section
+from bayeslora.report.history import history_block
+from bayeslora.report.questions import answer_drawings, read_answers
+from bayeslora.report.reading import checking, numbers, read_record
+from bayeslora.report.settings import environment_section, facts, run_settings, shown
+from bayeslora.report.tokens import token_sections
+from bayeslora.report.wording import card, metrics_table
+from bayeslora.studies.study import task_name
+from bayeslora.train.directory import RunDirectory
+
+_CARDS = {
+    "acc": "Accuracy",
+    "nll": "NLL",
+    "ece": "ECE",
+    "brier": "Brier score",
+    "cot_nll": "CoT-NLL",
+    "cot_ece": "CoT-ECE",
+    "uncertain_nll": "NLL, uncertain",
+    "uncertain_ece": "ECE, uncertain",
+}
+
+
+def is_run(path: Path) -> bool:
+    """Whether it is the directory of a run, done or not, or of an evaluation. Models have a ``config.json``, too."""
+    directory = RunDirectory(path)
+    return directory.result.exists() or (directory.config.exists() and "method" in read_record(directory.config))
+
+
+def run_report(path: Path) -> Report:
+    """From ``result.json``, ``config.json``, the predictions and the calibration."""
+    directory = RunDirectory(path)
+    if not directory.result.exists():
+        raise InputError(f"{path}: the run is not done; give its train command again to go on with it, then report")
+    result = read_record(directory.result)
+    config = read_record(directory.config) if directory.config.exists() else None
+    with checking(directory.result):
+        return _Run(directory, result, config).report()
+
+
+class _Run:
+    def __init__(self, directory: RunDirectory, result: Mapping[str, Any], config: Mapping[str, Any] | None) -> None:
+        self.directory, self.result = directory, result
+        self.config: Mapping[str, Any] = result["config"] if config is None else config
+        self.evaluation = config is None
+        self.metrics = numbers(result["metrics"])
+        self.calibrated = numbers(result.get("calibrated", {}).get("metrics", {}))
+        self.intervals = {name: (float(it["low"]), float(it["high"])) for name, it in result["intervals"].items()}
+
+    def report(self) -> Report:
+        config, split = self.config, self.result["split"]
+        task = task_name(self.result.get("task") or config["task"])
+        sections = [self._summary(), *self._predictions(), self._training(), self._calibration()]
+        sections += [self._all_metrics(), self._cost(), run_settings(config), self._environment()]
+        return Report(
+            "evaluation" if self.evaluation else "run",
+            f"{config['method']} on {task}",
+            f"{config['model']}, {split} split, seed {config['seed']}",
+            sections,
+        )
+
+    def _summary(self) -> Section:
+        found = [
+            card(title, name, self.metrics, self.intervals) for name, title in _CARDS.items() if name in self.metrics
+        ]
+        samples = self.result.get("samples", self.config["prediction"]["samples"])
+        draws = f"{samples} weight draws where the method draws" if samples else "the posterior mean"
+        counts = shown(self.result["counts"].get(self.result["split"], {}).get("questions", "its"))
+        about = f"{counts} questions" if self.directory.predictions.exists() else "every token"
+        told = f"On {about} of the {self.result['split']} split, averaged over {draws}."
+        blocks: list[Block] = [Cards(found), Note(f"{told} As trained." if self.calibrated else told)]
+        if self.calibrated:
+            rows = [
+                [title, f"{self.metrics[name]:.4f}", f"{self.calibrated[name]:.4f}"]
+                for name, title in _CARDS.items()
+                if name in self.calibrated
+            ]
+            caption = "Calibrated: posterior scale and temperature were chosen on other questions than these."
+            blocks.append(Plain("calibrated", ["metric", "as trained", "calibrated"], rows, caption, frozenset({1, 2})))
+        return Section("Result", blocks)
+
+    def _predictions(self) -> list[Section]:
+        if self.directory.predictions.exists():
+            after = None
+            if self.calibrated:
+                after = read_answers(self.directory.path, self.calibrated, calibrated=True)
+            drawings = answer_drawings(read_answers(self.directory.path, self.metrics), after)
+            return [Section("How far to trust it", [Gallery(drawings)])]
+        found = token_sections(self.directory.path, self.result)
+        if not found:
+            raise InputError(
+                f"{self.directory.path}: has a result but no predictions; restore them, or run its command again"
+            )
+        return found
+
+    def _training(self) -> Section:
+        history = self.result.get("history") or []
+        if not history:
+            return Section("Training", [])
+        return Section("Training", [history_block(history), Note(self._ended(history))])
+
+    def _ended(self, history: Sequence[Mapping[str, Any]]) -> str:
+        last, times = history[-1], "once" if len(history) == 1 else f"{len(history)} times"
+        told = f"{last['step']} steps up to epoch {last['epoch']}, evaluated {times} on the validation split."
+        if self.result.get("stopped_early"):
+            told += " It stopped early, since validation NLL no longer fell; the best state was kept."
+        if not any("kl" in record for record in history):
+            told += " This run has not recorded its KL terms."
+        return told
+
+    def _calibration(self) -> Section:
+        if self.evaluation or not self.directory.calibration.exists():
+            return Section("Calibration", [])
+        found = Calibration.load(self.directory.calibration)
+        chosen = {
+            "temperature": found.temperature,
+            "posterior scale": found.posterior_scale,
+            "draws differ in layers": found.draw_layers,
+            "answers from confidence": found.threshold,
+            "target": found.target,
+            "draws while choosing": found.samples,
+            "chosen on": f"{found.task}, {found.split} split" if found.task else "validation data",
+            "questions": found.questions,
+        }
+        sets = {f"level {level}": f"probability ≥ {1 - score:.4f}" for level, score in found.conformal.items()}
+        groups = [facts("chosen after training", chosen)] + ([facts("prediction sets", sets)] if sets else [])
+        blocks: list[Block] = [Columns(groups)]
+        if found.before:
+            rows = [[name, f"{value:.4f}", f"{found.after[name]:.4f}"] for name, value in found.before.items()]
+            caption = "On the data it was chosen on, where it looks better than it is."
+            blocks.append(Plain("calibration", ["metric", "before", "after"], rows, caption, frozenset({1, 2})))
+            if not self.calibrated:
+                blocks.append(Note("The figures above are of the run as it was trained, before this calibration."))
+        blocks += [Note(f"{warning[:1].upper()}{warning[1:]}.") for warning in found.warnings]
+        return Section("Calibration", blocks)
+
+    def _all_metrics(self) -> Section:
+        caption = (
+            f"{shown(self.result['split']).capitalize()} split, as fractions and nats. Intervals are 95 % bootstrap over "
+            "questions."
+            if self.intervals
+            else f"{shown(self.result['split']).capitalize()} split, as fractions and nats."
+        )
+        return Section("All metrics", [metrics_table(self.metrics, self.intervals, caption)])
+
+    def _cost(self) -> Section:
+        groups: list[Facts] = []
+        times = {
+            name: f"{value:,} steps" if name == "steps" else _seconds(value)
+            for name, value in self.result["timing"].items()
+        }
+        groups.append(facts("time", {name.replace("_seconds", ""): value for name, value in times.items()}))
+        sizes = {f"{name} parameters": f"{count:,}" for name, count in self.result.get("parameters", {}).items()}
+        sizes["peak memory"] = f"{self.result['memory']['peak_bytes'] / 2**30:.2f} GiB"
+        groups.append(facts("size", sizes))
+        groups += [facts(f"data, {split}", counts) for split, counts in self.result["counts"].items()]
+        if self.result.get("found"):
+            groups.append(facts("found by the method", self.result["found"]))
+        return Section("Cost and data", [Columns(groups)])
+
+    def _environment(self) -> Section:
+        more = {"processes": self.result.get("processes", 1), "seed": self.result["seed"]}
+        return environment_section(self.result["environment"], more)
+
+
+def _seconds(value: float) -> str:
+    return f"{value / 60:.1f} min" if value >= 120 else f"{value:.3g} s"
