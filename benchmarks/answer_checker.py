@@ -19,10 +19,10 @@ from pathlib import Path
 
 import torch
 
+from bayeslora.runs.environment import describe_environment
 from bayeslora.tasks import Problem
 from bayeslora.tasks.boxed import boxed_answer, equal_by_mathematics, same_answer
 from bayeslora.tasks.problems import BENCHMARKS
-from bayeslora.train.environment import describe_environment
 
 SPLITS = ("train", "validation", "test")
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from bayeslora import load_run
 from bayeslora.predict.scorer import score_questions
+from bayeslora.runs.environment import describe_environment
+from bayeslora.runs.predictors import make_scorer
 from bayeslora.tasks import encode_items, load_task, require_gold
-from bayeslora.train.environment import describe_environment
-from bayeslora.train.question_work import make_scorer
 
 KINDS = ("independent", "antithetic", "latin")
 

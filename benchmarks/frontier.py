@@ -26,10 +26,10 @@ from bayeslora.bench.timing import Timing, time_in_turns
 from bayeslora.predict.calibrate import DEFAULT_SCALES, choose_scale
 from bayeslora.predict.predictor import Predictor
 from bayeslora.predict.scorer import Scorer
+from bayeslora.runs.environment import describe_environment
+from bayeslora.runs.predictors import make_predictor, make_scorer
+from bayeslora.runs.trained import TrainedModel
 from bayeslora.tasks import Item, load_task, require_gold
-from bayeslora.train.environment import describe_environment
-from bayeslora.train.question_work import make_predictor, make_scorer
-from bayeslora.train.trained import TrainedModel
 
 METRICS = ("acc", "nll", "ece", "epistemic")
 

@@ -26,12 +26,12 @@ from bayeslora.cli import parse
 from bayeslora.cli.runs import Train
 from bayeslora.predict.predictions import read_predictions
 from bayeslora.progress import reporter
+from bayeslora.runs.config import RunConfig, resolve
+from bayeslora.runs.directory import RunDirectory
 from bayeslora.studies.plan import Job
 from bayeslora.studies.pool import Settings
 from bayeslora.studies.runner import Runner
 from bayeslora.studies.study import task_name
-from bayeslora.train.config import RunConfig, resolve
-from bayeslora.train.directory import RunDirectory
 
 METRICS = ("nll", "acc", "ece", "epistemic")
 

@@ -28,8 +28,8 @@ import numpy as np
 import torch
 
 from bayeslora import load_run
+from bayeslora.runs.environment import describe_environment
 from bayeslora.train import train
-from bayeslora.train.environment import describe_environment
 
 DISTINCT = 100
 """Questions, of different lengths and with 2 to 6 choices, that requests take turns in."""

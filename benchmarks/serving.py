@@ -16,9 +16,9 @@ import torch
 
 from bayeslora import load_run
 from bayeslora.remote import RemoteModel
+from bayeslora.runs.environment import describe_environment
 from bayeslora.serving.manifest import read_manifest
 from bayeslora.tasks import load_task
-from bayeslora.train.environment import describe_environment
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from bayeslora.files import write_json
-from bayeslora.train.environment import describe_environment
+from bayeslora.runs.environment import describe_environment
 from bayeslora.tuning.points import sobol
 from bayeslora.tuning.propose import History, propose
 from bayeslora.tuning.synthetic import ThreeBowls

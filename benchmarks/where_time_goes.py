@@ -20,7 +20,7 @@ from bayeslora.bench.config import LORA, BenchConfig, parse_batch
 from bayeslora.bench.measures import Predict
 from bayeslora.bench.subjects import Subjects
 from bayeslora.files import write_json
-from bayeslora.train.environment import describe_environment
+from bayeslora.runs.environment import describe_environment
 
 KINDS = {
     "products": ("gemm", "gemv", "cutlass", "nvjet", "splitk", "xmma", "mm"),

@@ -13,7 +13,7 @@ from bayeslora._peft_hook import register_with_peft
 if TYPE_CHECKING:
     from bayeslora.adapter import BayesLoraConfig, BayesLoraModel, find_holder
     from bayeslora.models import load_model
-    from bayeslora.train.trained import load_run
+    from bayeslora.runs.trained import load_run
 
 __version__ = "0.1.0.dev0"
 
@@ -24,7 +24,7 @@ _HOMES = {
     "BayesLoraModel": "bayeslora.adapter",
     "find_holder": "bayeslora.adapter",
     "load_model": "bayeslora.models",
-    "load_run": "bayeslora.train.trained",
+    "load_run": "bayeslora.runs.trained",
 }
 
 

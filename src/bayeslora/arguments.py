@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bayeslora.errors import InputError, did_you_mean
-from bayeslora.train.config import flatten, without_trust
+from bayeslora.runs.config import flatten, without_trust
 
 _TYRO_WORDS = {
     r"Error parsing __tyro-dummy-inner__\S*: ": "",

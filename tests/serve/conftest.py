@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from bayeslora import load_run
+from bayeslora.runs.trained import TrainedModel
 from bayeslora.serve.app import create_app
 from bayeslora.serve.engine import Engine
 from bayeslora.serve.limits import Limits
-from bayeslora.train.trained import TrainedModel
 from serve.live import NAME, live
 from train import tiny
 

@@ -17,13 +17,13 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
+from bayeslora.runs.trained import TrainedModel
 from bayeslora.serve.app import create_app
 from bayeslora.serve.engine import Answered, Engine, Piece, Question, Text, Written
 from bayeslora.serve.limits import Limits
 from bayeslora.serve.run import bind, url_of
 from bayeslora.serve.server import Server
 from bayeslora.tasks import EncodedItem
-from bayeslora.train.trained import TrainedModel
 
 NAME = "tiny-run"
 ASKED = {"question": "Is 3 even?", "choices": ["yes", "no", "who knows"]}

@@ -13,13 +13,13 @@ import pytest
 
 from bayeslora import load_model, load_run
 from bayeslora.predict.generate import Writing
+from bayeslora.runs.trained import TrainedModel
 from bayeslora.serve.engine import Engine, Question, Text
 from bayeslora.serve.limits import Limits
 from bayeslora.serve.metrics import Metrics
 from bayeslora.serve.worker import Job, Worker
 from bayeslora.tasks import make_item
 from bayeslora.train import TrainingConfig, train
-from bayeslora.train.trained import TrainedModel
 from serve.live import ASKED, held_up, wait_for
 from serving.conftest import random_run
 from train import tiny

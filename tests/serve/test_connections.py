@@ -18,6 +18,7 @@ import pytest
 from fastapi import FastAPI
 
 from bayeslora.errors import InputError
+from bayeslora.runs.trained import TrainedModel
 from bayeslora.serve import descriptors
 from bayeslora.serve.app import create_app
 from bayeslora.serve.descriptors import open_files, room_for
@@ -25,7 +26,6 @@ from bayeslora.serve.engine import Engine
 from bayeslora.serve.limits import LOOKS, Limits
 from bayeslora.serve.metrics import Metrics
 from bayeslora.serve.worker import Worker
-from bayeslora.train.trained import TrainedModel
 from serve.live import ASKED, NAME, connect, held_up, is_cut, live, process, wait_for
 
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"  # complete with one more line

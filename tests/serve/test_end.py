@@ -17,13 +17,13 @@ import pytest
 import torch
 from torch import nn
 
+from bayeslora.runs.trained import TrainedModel
 from bayeslora.serve.engine import Engine, Question
 from bayeslora.serve.interrupt import Interrupted, interruptible
 from bayeslora.serve.limits import Limits
 from bayeslora.serve.metrics import Metrics
 from bayeslora.serve.worker import Closed, Job, Worker
 from bayeslora.tasks import make_item
-from bayeslora.train.trained import TrainedModel
 from serve.live import ASKED, connect, held_up, process, wait_for
 
 TEXT: dict[str, Any] = {"prompt": "red", "max_tokens": 400, "temperature": 0}

@@ -12,11 +12,11 @@ from bayeslora import load_run
 from bayeslora.errors import InputError
 from bayeslora.files import write_json
 from bayeslora.predict.calibrate import Calibration
+from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.evaluation import evaluate
+from bayeslora.runs.trained import TrainedModel
 from bayeslora.serve.evaluation import evaluate_run
 from bayeslora.train import PredictionConfig
-from bayeslora.train.directory import RunDirectory
-from bayeslora.train.evaluation import evaluate
-from bayeslora.train.trained import TrainedModel
 from train import tiny
 
 

@@ -9,11 +9,11 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from bayeslora.runs.trained import TrainedModel
 from bayeslora.serve.app import create_app
 from bayeslora.serve.engine import Engine
 from bayeslora.serve.hosts import Hosts, KnowHost
 from bayeslora.serve.limits import Limits
-from bayeslora.train.trained import TrainedModel
 from serve.live import ASKED, NAME, connect, live
 from train.tiny import bayeslora
 

@@ -8,10 +8,10 @@ import httpx
 import pytest
 
 from bayeslora.errors import InputError
+from bayeslora.runs.trained import TrainedModel
 from bayeslora.serve.app import create_app
 from bayeslora.serve.engine import Engine
 from bayeslora.serve.limits import TOKEN_BYTES, Limits
-from bayeslora.train.trained import TrainedModel
 from serve.live import ASKED, NAME, live
 
 LONG = "7" * 195_000  # four of them are a request of 780 KB

@@ -22,12 +22,12 @@ import pytest
 from PIL import Image
 
 from bayeslora.predict.calibrate import Calibration
+from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.trained import TrainedModel
 from bayeslora.serve.app import create_app
 from bayeslora.serve.engine import Engine
 from bayeslora.serve.limits import Limits
 from bayeslora.serve.web import FILES, FOLDER
-from bayeslora.train.directory import RunDirectory
-from bayeslora.train.trained import TrainedModel
 from serve.live import ASKED, NAME, held_up, live, wait_for
 
 pytestmark = pytest.mark.system

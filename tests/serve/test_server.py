@@ -18,14 +18,14 @@ import pytest
 from bayeslora.metrics import accuracy_at_coverage, ece
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.predictions import read_predictions
+from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.trained import TrainedModel
 from bayeslora.serve.app import create_app
 from bayeslora.serve.connections import Connection
 from bayeslora.serve.engine import Engine
 from bayeslora.serve.evaluation import POINTS, coverage_curve
 from bayeslora.serve.limits import Limits
 from bayeslora.serve.run import read_token
-from bayeslora.train.directory import RunDirectory
-from bayeslora.train.trained import TrainedModel
 from serve.live import ASKED, NAME, connect, held_up, live, settled, value_of, wait_for
 from train.tiny import bayeslora, read_json
 

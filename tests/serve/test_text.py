@@ -15,8 +15,8 @@ import pytest
 
 from bayeslora.predict.generate import Writing
 from bayeslora.predict.written import Generation
+from bayeslora.runs.trained import TrainedModel
 from bayeslora.serve.pieces import Pieces
-from bayeslora.train.trained import TrainedModel
 from serve.live import ASKED, held_up, settled, wait_for
 from tiers import some
 from train.tiny import make_tokenizer

@@ -16,8 +16,8 @@ from torch import Tensor
 from bayeslora import load_run
 from bayeslora.errors import InputError
 from bayeslora.files import write_json
+from bayeslora.runs.trained import TrainedModel
 from bayeslora.serve.trial import require_sound
-from bayeslora.train.trained import TrainedModel
 from serve.live import ASKED, held_up, wait_for
 from train.tiny import bayeslora, model_directory, read_json
 

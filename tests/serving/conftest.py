@@ -8,11 +8,11 @@ import torch
 
 from bayeslora import load_model
 from bayeslora.predict.calibrate import Calibration
+from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.trained import TrainedModel
 from bayeslora.serving import export_run
 from bayeslora.train import resolve
-from bayeslora.train.directory import RunDirectory
 from bayeslora.train.run import adapt
-from bayeslora.train.trained import TrainedModel
 from serving.server import Completions
 from train import tiny
 

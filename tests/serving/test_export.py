@@ -22,12 +22,12 @@ from bayeslora.errors import InputError
 from bayeslora.models import load_model
 from bayeslora.predict.mc import average_draws
 from bayeslora.predict.options import pack, score_options
+from bayeslora.runs.trained import TrainedModel
 from bayeslora.serving import Manifest, export_run, read_manifest
 from bayeslora.serving.engines import Service
 from bayeslora.serving.manifest import Served
 from bayeslora.tasks import encode_items, load_task
 from bayeslora.train import AdapterConfig, ModelConfig
-from bayeslora.train.trained import TrainedModel
 from serving.conftest import SAMPLES, random_run
 from train import tiny
 from train.tiny import contents, read_json

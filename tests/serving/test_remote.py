@@ -15,11 +15,11 @@ import pytest
 
 from bayeslora.errors import InputError
 from bayeslora.remote import RemoteModel
+from bayeslora.runs.trained import TrainedModel
 from bayeslora.serving import asking, endpoint, export_run
 from bayeslora.serving.endpoint import Endpoint
 from bayeslora.tasks import load_task
 from bayeslora.train import AdapterConfig, DataConfig
-from bayeslora.train.trained import TrainedModel
 from serving.conftest import SAMPLES, random_run
 from serving.server import Completions, Reply, Trouble, always, at_first, changed, serving, slow
 from train import tiny

@@ -13,12 +13,12 @@ import pytest
 
 from bayeslora.errors import InputError
 from bayeslora.predict.predictions import read_predictions
+from bayeslora.runs.trained import load_run
 from bayeslora.studies import pool
 from bayeslora.studies.ablate import ablate
 from bayeslora.studies.ablation import AblationStudy
 from bayeslora.studies.tables import StudyOutcome
 from bayeslora.train import AdapterConfig, PredictionConfig, TrainingConfig
-from bayeslora.train.trained import load_run
 from train.tiny import (
     bayeslora,
     model_directory,

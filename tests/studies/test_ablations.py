@@ -10,11 +10,11 @@ import torch
 
 from bayeslora.errors import InputError
 from bayeslora.posterior import InducingConfig, InducingPosterior, LayerShape
+from bayeslora.runs.config import flatten, to_dict
 from bayeslora.studies.ablation import AblationStudy
 from bayeslora.studies.ablation_plan import make_variants, plan_jobs
 from bayeslora.studies.ablations import ABLATIONS, DEGENERATE, find_ablation
 from bayeslora.train import AdapterConfig, TrainingConfig
-from bayeslora.train.config import flatten, to_dict
 
 BASE = "bayesian-lora"
 

@@ -9,10 +9,10 @@ import time
 import pytest
 
 from bayeslora.errors import InputError
+from bayeslora.runs.config import RunConfig, TrainingConfig
+from bayeslora.runs.directory import RunDirectory
 from bayeslora.studies.plan import Job
 from bayeslora.studies.pool import Settings, Workers
-from bayeslora.train.config import RunConfig, TrainingConfig
-from bayeslora.train.directory import RunDirectory
 from bayeslora.train.run import Place, train
 from train import tiny
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from bayeslora.runs.config import RunConfig, TrainingConfig
+from bayeslora.runs.directory import RunDirectory
 from bayeslora.studies.plan import Evaluation, Job
 from bayeslora.studies.pool import Settings, Workers
-from bayeslora.train.config import RunConfig, TrainingConfig
-from bayeslora.train.directory import RunDirectory
 from train.tiny import model_directory, task_directory
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bayeslora.models import load_model
-from bayeslora.train.config import AdapterConfig, ModelConfig, RunConfig, TrainingConfig, resolve
+from bayeslora.runs.config import AdapterConfig, ModelConfig, RunConfig, TrainingConfig, resolve
 from bayeslora.train.estimate import _idle_parameters, _kept, _largest_batch, _lean_attention, estimate
 from bayeslora.train.run import adapt, open_work, train
 from tiers import some

@@ -18,7 +18,7 @@ from adapter.cases import adapted, generator, tokens
 from bayeslora import find_holder
 from bayeslora.predict.scorer import Scorer, score_questions
 from bayeslora.predict.trunk import TrunkScorer
-from bayeslora.train.config import TrainingConfig
+from bayeslora.runs.config import TrainingConfig
 from bayeslora.train.errors import TrainingDiverged
 from bayeslora.train.fit import Fit, _mix
 from bayeslora.train.objective import Example, QuestionObjective

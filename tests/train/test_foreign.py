@@ -23,11 +23,11 @@ from bayeslora.errors import InputError
 from bayeslora.models import load_model
 from bayeslora.predict.predictions import read_predictions
 from bayeslora.predict.scorer import Scorer
+from bayeslora.runs.trained import load_run
 from bayeslora.train import AdapterConfig, Place, TrainingConfig, train
 from bayeslora.train.checkpoint import TrainingState
 from bayeslora.train.fit import Fit
 from bayeslora.train.objective import QuestionObjective
-from bayeslora.train.trained import load_run
 from tiers import some
 from train.test_fit import BATCH, examples, settings
 from train.tiny import bayeslora, model_directory, options, outcome, read_json, run_config, without_intervals

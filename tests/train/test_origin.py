@@ -18,9 +18,9 @@ from bayeslora.methods import METHODS
 from bayeslora.methods.laplace import STEPS
 from bayeslora.predict.predictions import read_predictions
 from bayeslora.predict.predictor import Predictor
+from bayeslora.runs.trained import load_run
 from bayeslora.train import AdapterConfig, TrainingConfig, train
 from bayeslora.train.origin import SEED_DISTANCE, lora_runs
-from bayeslora.train.trained import load_run
 from tiers import some
 from train.tiny import (
     SIZES,

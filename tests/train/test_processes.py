@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from bayeslora.errors import InputError
 from bayeslora.progress import Silent
-from bayeslora.train.config import RunConfig, TrainingConfig
+from bayeslora.runs.config import RunConfig, TrainingConfig
 from bayeslora.train.processes import Processes
 from bayeslora.train.run import Place, train
 from train import tiny

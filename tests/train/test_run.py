@@ -27,12 +27,12 @@ from bayeslora.methods import METHODS
 from bayeslora.models import load_model
 from bayeslora.posterior import POSTERIORS
 from bayeslora.predict.predictions import Predictions
+from bayeslora.runs import directory as directories
+from bayeslora.runs.config import to_dict
+from bayeslora.runs.judging import Judged
 from bayeslora.tasks import TASKS, urns_task
 from bayeslora.train import AdapterConfig, Place, PredictionConfig, TrainingConfig, resolve, run, train
-from bayeslora.train import directory as directories
-from bayeslora.train.config import to_dict
 from bayeslora.train.trackers import tracking
-from bayeslora.train.work import Judged
 from tiers import some
 from train import tiny
 from train.tiny import bayeslora, contents, options, outcome, read_json, run_config, without_intervals

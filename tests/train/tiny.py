@@ -21,8 +21,8 @@ from transformers.utils import logging
 
 from bayeslora import cli
 from bayeslora.predict.predictions import Predictions
+from bayeslora.runs.config import to_dict
 from bayeslora.train import AdapterConfig, PredictionConfig, RunConfig, TrainingConfig, resolve, train
-from bayeslora.train.config import to_dict
 from tasks.cases import write_lines
 
 LAYERS = 3

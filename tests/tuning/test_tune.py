@@ -20,9 +20,9 @@ pytest.importorskip("botorch")
 
 from bayeslora.errors import InputError
 from bayeslora.report import make_report
+from bayeslora.runs.config import from_dict, to_dict
 from bayeslora.studies import pool
 from bayeslora.train import AdapterConfig, resolve, train
-from bayeslora.train.config import from_dict, to_dict
 from bayeslora.train.errors import RunsFailed
 from bayeslora.tuning import propose as proposing
 from bayeslora.tuning import tune as module
@@ -242,7 +242,7 @@ def test_more_trials_extend_a_search(done, tmp_path):
 
 
 def test_a_run_that_two_processes_want_is_made_by_one(done, tmp_path):
-    from bayeslora.train.directory import RunDirectory
+    from bayeslora.runs.directory import RunDirectory
 
     with RunDirectory(tmp_path).locked(), pytest.raises(InputError, match="another process is at work"):
         tune(tuning(), tmp_path)

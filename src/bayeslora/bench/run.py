@@ -14,8 +14,8 @@ from bayeslora.bench.tables import by_method, line_by_line
 from bayeslora.errors import InputError
 from bayeslora.files import write_json
 from bayeslora.progress import Reporter, Silent
-from bayeslora.train.config import to_dict
-from bayeslora.train.environment import describe_environment
+from bayeslora.runs.config import to_dict
+from bayeslora.runs.environment import describe_environment
 
 SCHEMA = 1
 

@@ -31,7 +31,7 @@ from bayeslora.cli.runs import Calibrate, Compare, Evaluate, Quickstart, Train
 from bayeslora.cli.search import Tune
 from bayeslora.cli.serve import Serve
 from bayeslora.errors import InputError, first_line, out_of_memory
-from bayeslora.train.config import RunConfig, flatten, to_dict
+from bayeslora.runs.config import RunConfig, flatten, to_dict
 from bayeslora.train.errors import RunsFailed, TrainingDiverged
 
 DESCRIPTION = """Fine-tuned language models that know what they do not know.

@@ -17,7 +17,7 @@ from bayeslora.errors import InputError
 from bayeslora.train.errors import RunsFailed
 
 if TYPE_CHECKING:
-    from bayeslora.train.trained import TrainedModel
+    from bayeslora.runs.trained import TrainedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +81,10 @@ class Predict(OfDraws):
             print(f"prediction set: {held} ({self.level:.0%} of such sets hold the answer)")
 
     def _answer_file(self, source: Path) -> None:
+        from bayeslora.runs.answer_file import AnswerFile
+        from bayeslora.runs.batch import CHUNK, answer_file
+        from bayeslora.runs.directory import RunDirectory
         from bayeslora.tasks.file import check_file
-        from bayeslora.train.answer_file import AnswerFile
-        from bayeslora.train.batch import CHUNK, answer_file
-        from bayeslora.train.directory import RunDirectory
 
         source = source.expanduser()
         check_file(source)

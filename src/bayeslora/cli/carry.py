@@ -56,8 +56,8 @@ class Merge(OfRun):
 
     def run(self) -> None:
         """Merge, with where it is on stdout."""
+        from bayeslora.runs.trained import load_run
         from bayeslora.serving.export import merge_run
-        from bayeslora.train.trained import load_run
 
         with reporter(quiet=self.quiet) as report:
             trained = load_run(

@@ -13,10 +13,10 @@ import tyro
 from tyro.conf import Positional
 
 from bayeslora.progress import reporter
-from bayeslora.train.config import check_samples
+from bayeslora.runs.config import check_samples
 
 if TYPE_CHECKING:
-    from bayeslora.train.trained import TrainedModel
+    from bayeslora.runs.trained import TrainedModel
 
 
 class Verb(Protocol):
@@ -84,7 +84,7 @@ class OfDraws(OfRun):
     @contextlib.contextmanager
     def loaded(self, *, raw: bool) -> Iterator[TrainedModel]:
         """The run with its model, and progress on stderr."""
-        from bayeslora.train.trained import load_run
+        from bayeslora.runs.trained import load_run
 
         if self.samples is not None:
             check_samples(self.samples)  # before anything is loaded

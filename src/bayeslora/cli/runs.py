@@ -12,8 +12,8 @@ from tyro.conf import OmitArgPrefixes
 from bayeslora.cli.common import OfDraws, OfManyRuns, Placed, Told, print_result
 from bayeslora.errors import InputError
 from bayeslora.progress import reporter
+from bayeslora.runs.config import RunConfig
 from bayeslora.studies.comparison import Comparison
-from bayeslora.train.config import RunConfig
 from bayeslora.train.errors import RunsFailed
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Evaluate(OfDraws, Placed):
 
     def run(self) -> None:
         """Evaluate, with the metrics on stdout."""
-        from bayeslora.train.evaluation import evaluate, require_free
+        from bayeslora.runs.evaluation import evaluate, require_free
 
         if self.out is not None:
             require_free(self.out, force=self.force)
@@ -126,7 +126,7 @@ class Calibrate(OfDraws, Placed):
     def run(self) -> None:
         """Calibrate, with what was chosen on stdout."""
         from bayeslora.predict.calibrate import Calibration
-        from bayeslora.train.directory import RunDirectory
+        from bayeslora.runs.directory import RunDirectory
 
         kept = RunDirectory(self.directory).calibration
         if kept.exists() and not self.force and not Calibration.load(kept).automatic:

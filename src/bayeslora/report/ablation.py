@@ -23,6 +23,8 @@ from bayeslora.report.study import (
     runs_section,
     seeds_of,
 )
+from bayeslora.runs.config import to_dict
+from bayeslora.runs.directory import RunDirectory
 from bayeslora.studies.ablation import AblationStudy
 from bayeslora.studies.ablation_plan import Variant, make_variants
 from bayeslora.studies.ablations import find_ablation
@@ -30,8 +32,6 @@ from bayeslora.studies.evaluated import Places
 from bayeslora.studies.question_sections import ABLATION_COLUMNS, PARAMETERS, SHIFT_COLUMNS
 from bayeslora.studies.study import task_name
 from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ
-from bayeslora.train.config import to_dict
-from bayeslora.train.directory import RunDirectory
 
 
 def find_ablations(directory: Path) -> list[Path]:

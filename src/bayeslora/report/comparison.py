@@ -24,6 +24,7 @@ from bayeslora.report.study import (
     runs_section,
     seeds_of,
 )
+from bayeslora.runs.config import to_dict
 from bayeslora.studies.comparison import Comparison, Trial
 from bayeslora.studies.evaluated import Places, reference_rows, with_calibrated_columns
 from bayeslora.studies.plan import run_path
@@ -31,7 +32,6 @@ from bayeslora.studies.question_sections import SHIFT_COLUMNS, is_shift
 from bayeslora.studies.study import task_name
 from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ
 from bayeslora.studies.token_sections import PROBLEM_COLUMNS, TEXT_COLUMNS
-from bayeslora.train.config import to_dict
 
 
 def comparison_report(directory: Path, out: Path) -> Report:

@@ -17,7 +17,7 @@ from bayeslora.figures.selective import draw_risk_coverage
 from bayeslora.predict.predictions import read_choices, read_epistemic, read_predictions
 from bayeslora.report.blocks import Drawing
 from bayeslora.report.reading import checking, require_equal
-from bayeslora.train.directory import RunDirectory
+from bayeslora.runs.directory import RunDirectory
 
 FEWEST_OF_EACH = 10
 """Right and wrong answers without which an AUROC is a matter of luck."""

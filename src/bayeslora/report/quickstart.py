@@ -11,7 +11,7 @@ from bayeslora.report.blocks import Gallery, Methods, Report, Section
 from bayeslora.report.reading import checking, read_record
 from bayeslora.report.settings import environment_section, run_settings
 from bayeslora.report.study import INTERVALS, answer_figures, bounds_of, make_rows, read_all, runs_section
-from bayeslora.train.directory import RunDirectory
+from bayeslora.runs.directory import RunDirectory
 
 METHODS = ("lora", "bayesian-lora")
 _COLUMNS = (*COLUMNS, Column("distance_to_truth", "distance to truth ↓"))

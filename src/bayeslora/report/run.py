@@ -15,8 +15,8 @@ from bayeslora.report.reading import checking, numbers, read_record
 from bayeslora.report.settings import environment_section, facts, run_settings, shown
 from bayeslora.report.tokens import token_sections
 from bayeslora.report.wording import card, metrics_table
+from bayeslora.runs.directory import RunDirectory
 from bayeslora.studies.study import task_name
-from bayeslora.train.directory import RunDirectory
 
 _CARDS = {
     "acc": "Accuracy",

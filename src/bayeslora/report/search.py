@@ -14,9 +14,9 @@ from bayeslora.report.reading import checking, numbers, read_record
 from bayeslora.report.settings import environment_section, settings_section
 from bayeslora.report.study import failures_section, runs_section
 from bayeslora.report.wording import card, metrics_table
+from bayeslora.runs.config import RunConfig, from_dict, saved_run, to_dict
+from bayeslora.runs.directory import RunDirectory
 from bayeslora.studies.study import task_name
-from bayeslora.train.config import RunConfig, from_dict, saved_run, to_dict
-from bayeslora.train.directory import RunDirectory
 from bayeslora.tuning.config import Tuning
 from bayeslora.tuning.log import Trial
 from bayeslora.tuning.outcome import SHOWN, Outcome, chosen_run, front_points, metric_bounds, verdict

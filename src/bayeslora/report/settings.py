@@ -7,7 +7,7 @@ from typing import Any
 
 from bayeslora.errors import InputError
 from bayeslora.report.blocks import Columns, Fact, Facts, Note, Section
-from bayeslora.train.config import RunConfig, resolve, to_dict
+from bayeslora.runs.config import RunConfig, resolve, to_dict
 
 _TITLES = {
     "": "run",

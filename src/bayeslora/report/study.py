@@ -20,8 +20,8 @@ from bayeslora.report.blocks import Block, Bounds, Drawing, Links, Note, Plain, 
 from bayeslora.report.questions import Answers, read_answers
 from bayeslora.report.reading import numbers
 from bayeslora.report.write import PAGE
+from bayeslora.runs.directory import RunDirectory
 from bayeslora.studies.evaluated import Places
-from bayeslora.train.directory import RunDirectory
 
 Recorded = Mapping[str, Mapping[str, Any]]
 """A part of ``table.json``: runs and ties by the name of a row."""

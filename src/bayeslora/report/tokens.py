@@ -16,8 +16,8 @@ from bayeslora.predict.token_predictor import TokenPredictions, read_token_predi
 from bayeslora.report.blocks import Drawing, Gallery, Note, Plain, Section
 from bayeslora.report.reading import checking, numbers, require_equal
 from bayeslora.report.wording import COT
-from bayeslora.train.directory import RunDirectory
-from bayeslora.train.solving import solving_metrics
+from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.solving import solving_metrics
 
 _SHOWN = 20
 """Solutions that are listed, at most."""

@@ -21,10 +21,10 @@ from bayeslora.predict.generate import Prompt, Writing, encode_prompts
 from bayeslora.predict.options import packed_length
 from bayeslora.predict.predictions import Predictions
 from bayeslora.predict.written import Generation, Token
+from bayeslora.runs.trained import TrainedModel
 from bayeslora.serve.limits import Limits
 from bayeslora.serve.pieces import Pieces
 from bayeslora.tasks import EncodedItem, Item
-from bayeslora.train.trained import TrainedModel
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from bayeslora.metrics import bootstrap_interval, reliability_bins, risk_coverag
 from bayeslora.metrics.scores import top_class
 from bayeslora.predict.calibrate import Calibration, apply_temperature
 from bayeslora.predict.predictions import INTERVALS, read_predictions
+from bayeslora.runs.config import saved_run
+from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.trained import TrainedModel
 from bayeslora.serve.schemas import Bins, CoveragePoint, Evaluation, Span
-from bayeslora.train.config import saved_run
-from bayeslora.train.directory import RunDirectory
-from bayeslora.train.trained import TrainedModel
 
 POINTS = 200
 """Of the curve, at most; more are thinned out evenly."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bayeslora.errors import InputError
+from bayeslora.runs.trained import TrainedModel
 from bayeslora.serve.app import create_app
 from bayeslora.serve.descriptors import room_for
 from bayeslora.serve.engine import Engine
@@ -19,7 +20,6 @@ from bayeslora.serve.limits import Limits
 from bayeslora.serve.server import BACKLOG, Server
 from bayeslora.serve.trial import require_sound
 from bayeslora.serve.worker import Worker
-from bayeslora.train.trained import TrainedModel
 
 TOKEN_VARIABLE = "BAYESLORA_TOKEN"
 

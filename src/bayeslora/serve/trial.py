@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from bayeslora.errors import InputError
+from bayeslora.runs.trained import TrainedModel
 from bayeslora.tasks import make_item
-from bayeslora.train.trained import TrainedModel
 
 
 def require_sound(trained: TrainedModel) -> None:

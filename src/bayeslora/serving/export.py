@@ -16,10 +16,10 @@ from bayeslora.files import new_directory, tensor_failures
 from bayeslora.models.finite import require_finite_weights
 from bayeslora.models.locate import BUILTINS, locate
 from bayeslora.posterior import LaplacePosterior
+from bayeslora.runs.environment import PACKAGES
+from bayeslora.runs.trained import TrainedModel
 from bayeslora.serving.engines import Service
 from bayeslora.serving.manifest import Manifest, Served
-from bayeslora.train.environment import PACKAGES
-from bayeslora.train.trained import TrainedModel
 
 
 def export_run(trained: TrainedModel, samples: int, out: Path, *, seed: int | None = None) -> Path:

@@ -22,6 +22,9 @@ from bayeslora.figures.table import Cell, Row
 from bayeslora.files import write_json
 from bayeslora.models.device import resolve_device
 from bayeslora.progress import Reporter, Silent
+from bayeslora.runs.config import to_dict
+from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.environment import describe_environment
 from bayeslora.studies.ablation import AblationStudy
 from bayeslora.studies.ablation_plan import Jobs, Variant, make_variants, plan_jobs
 from bayeslora.studies.ablations import ABLATIONS, Ablation, find_ablation
@@ -39,9 +42,6 @@ from bayeslora.studies.runner import Runner, require_readable
 from bayeslora.studies.study import require_distinct, task_name
 from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ, StudyOutcome, Tables
 from bayeslora.tasks import load_task
-from bayeslora.train.config import to_dict
-from bayeslora.train.directory import RunDirectory
-from bayeslora.train.environment import describe_environment
 
 
 @dataclass

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bayeslora.errors import InputError
+from bayeslora.runs.config import PredictionConfig
 from bayeslora.studies.study import Study, require_distinct, require_distinct_tasks, task_name
-from bayeslora.train.config import PredictionConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bayeslora.runs.config import RunConfig, resolve
 from bayeslora.studies.ablation import AblationStudy
 from bayeslora.studies.ablations import BASE, Ablation, Variation, with_method
 from bayeslora.studies.plan import Job
-from bayeslora.train.config import RunConfig, resolve
 
 Jobs = Mapping[tuple[str, int], Job]
 """Runs by the label of a row and seed; rows may share one."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bayeslora.errors import InputError, did_you_mean
-from bayeslora.train.config import RunConfig
+from bayeslora.runs.config import RunConfig
 
 BASE = "bayesian-lora"
 """The method that is taken apart."""

@@ -26,6 +26,9 @@ from bayeslora.methods import find_method
 from bayeslora.models.device import resolve_device
 from bayeslora.predict.token_predictor import UNCERTAIN
 from bayeslora.progress import Reporter, Silent
+from bayeslora.runs.config import to_dict
+from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.environment import describe_environment
 from bayeslora.studies.comparison import Comparison
 from bayeslora.studies.evaluated import Places, pooled
 from bayeslora.studies.plan import Evaluation, plan
@@ -37,9 +40,6 @@ from bayeslora.studies.study import task_name
 from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ, StudyOutcome, Tables
 from bayeslora.studies.token_sections import PROBLEM_COLUMNS, TEXT_COLUMNS, TokenSection, token_sections
 from bayeslora.tasks import Task, find_task
-from bayeslora.train.config import to_dict
-from bayeslora.train.directory import RunDirectory
-from bayeslora.train.environment import describe_environment
 
 Wanted = Mapping[tuple[str, str, int], Path]
 """Directories of all runs, by task, method and seed."""

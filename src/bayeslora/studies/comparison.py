@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from bayeslora.errors import InputError
+from bayeslora.runs.config import RunConfig, resolve
 from bayeslora.studies.study import Study, require_distinct, require_distinct_tasks
-from bayeslora.train.config import RunConfig, resolve
 
 
 @dataclass(frozen=True)

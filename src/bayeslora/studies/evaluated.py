@@ -14,7 +14,7 @@ from bayeslora import metrics
 from bayeslora.errors import InputError
 from bayeslora.figures.table import CALIBRATED, CALIBRATED_COLUMNS, COLUMNS, Cell, Column, Row, best_of
 from bayeslora.predict.predictions import read_epistemic, read_option_counts, read_predictions
-from bayeslora.train.directory import RunDirectory
+from bayeslora.runs.directory import RunDirectory
 
 METRICS = {"acc": metrics.accuracy, "nll": metrics.nll, "ece": metrics.ece}
 SIGNIFICANT = 0.05

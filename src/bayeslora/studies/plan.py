@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bayeslora.methods import find_method
+from bayeslora.runs.config import RunConfig
 from bayeslora.studies.comparison import OWN, Comparison, Trial
 from bayeslora.studies.study import task_name
-from bayeslora.train.config import RunConfig
 from bayeslora.train.origin import lora_runs
 
 Pair = tuple[str, str]

@@ -17,12 +17,13 @@ from bayeslora.errors import first_line
 from bayeslora.models import LoadedModel
 from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Reporter, Silent
+from bayeslora.runs.config import RunConfig, from_dict
+from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.evaluation import evaluate
+from bayeslora.runs.predictors import load_base
+from bayeslora.runs.trained import load_run
 from bayeslora.studies.plan import Evaluation, Job, Work
-from bayeslora.train.config import RunConfig, from_dict
-from bayeslora.train.directory import RunDirectory
-from bayeslora.train.evaluation import evaluate
-from bayeslora.train.run import Place, load_base, train
-from bayeslora.train.trained import load_run
+from bayeslora.train.run import Place, train
 
 Ended = Callable[[Work, str | None], None]
 """Told of every piece of work that has ended: nothing, or why it failed."""

@@ -16,8 +16,8 @@ from bayeslora.models import load_model
 from bayeslora.predict.predictions import read_predictions
 from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Reporter, Silent
-from bayeslora.train.config import AdapterConfig, RunConfig, TrainingConfig
-from bayeslora.train.directory import RunDirectory
+from bayeslora.runs.config import AdapterConfig, RunConfig, TrainingConfig
+from bayeslora.runs.directory import RunDirectory
 from bayeslora.train.run import Place, train
 
 METHODS = ("lora", "bayesian-lora")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from bayeslora.errors import InputError
 from bayeslora.progress import Reporter, Silent
+from bayeslora.runs.config import saved_run, to_dict
+from bayeslora.runs.directory import RunDirectory
 from bayeslora.studies.evaluated import METRICS
 from bayeslora.studies.plan import Job, Work
 from bayeslora.studies.pool import Executor, Settings, Worker, Workers
 from bayeslora.tasks import Task, find_task, require_gold
-from bayeslora.train.config import saved_run, to_dict
-from bayeslora.train.directory import RunDirectory
 
 TOLD = (*METRICS, "cot_nll", "cot_ece")
 """What is told of a run that has ended, as far as it has it."""

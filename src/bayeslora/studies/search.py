@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from bayeslora.methods import find_method
+from bayeslora.runs.config import RunConfig
+from bayeslora.runs.directory import RunDirectory
 from bayeslora.studies.comparison import Comparison, Trial
 from bayeslora.studies.plan import Chosen, Job, Pair, path_below
 from bayeslora.studies.runner import Runner
 from bayeslora.studies.study import task_name
-from bayeslora.train.config import RunConfig
-from bayeslora.train.directory import RunDirectory
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bayeslora.errors import InputError
-from bayeslora.train.config import (
+from bayeslora.runs.config import (
     AdapterConfig,
     DataConfig,
     ModelConfig,

@@ -9,9 +9,9 @@ from typing import Any
 
 from bayeslora.figures.table import Cell, Column, Row
 from bayeslora.predict.token_predictor import read_token_predictions
+from bayeslora.runs.directory import RunDirectory
 from bayeslora.studies.evaluated import Places, summary_of
 from bayeslora.tasks import ProblemTask, TokenTask
-from bayeslora.train.directory import RunDirectory
 
 TEXT_COLUMNS = (
     Column("nll", "NLL ↓"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bayeslora._lazy import lazy_attributes
-from bayeslora.train.config import (
+from bayeslora.runs.config import (
     AdapterConfig,
     DataConfig,
     ModelConfig,

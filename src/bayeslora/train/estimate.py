@@ -24,7 +24,7 @@ from bayeslora.errors import InputError
 from bayeslora.methods import find_method
 from bayeslora.models.device import resolve_device, resolve_dtype
 from bayeslora.models.load import load_empty
-from bayeslora.train.config import RunConfig, resolve
+from bayeslora.runs.config import RunConfig, resolve
 from bayeslora.train.objective import Named
 from bayeslora.train.run import adapt, open_work
 from bayeslora.train.work import Work

@@ -22,8 +22,8 @@ from bayeslora.adapter.elbo import elbo
 from bayeslora.adapter.holder import find_holder
 from bayeslora.posterior import IllConditionedError
 from bayeslora.progress import Reporter, Silent
+from bayeslora.runs.config import TrainingConfig
 from bayeslora.train.checkpoint import TrainingState, load_checkpoint, save_checkpoint
-from bayeslora.train.config import TrainingConfig
 from bayeslora.train.errors import TrainingDiverged
 from bayeslora.train.ivon import IvonSteps
 from bayeslora.train.objective import KLWeight, Lesson, Objective

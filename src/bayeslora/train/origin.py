@@ -11,8 +11,8 @@ from peft.utils import CONFIG_NAME
 
 from bayeslora.errors import InputError
 from bayeslora.methods import find_method
-from bayeslora.train.config import PredictionConfig, RunConfig, differences, resolve, to_dict
-from bayeslora.train.directory import RunDirectory
+from bayeslora.runs.config import PredictionConfig, RunConfig, differences, resolve, to_dict
+from bayeslora.runs.directory import RunDirectory
 
 SEED_DISTANCE = 1000
 """Between the seeds of an ensemble's members: runs of neighbouring seeds share none."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,63 +15,19 @@ from bayeslora.posterior import Factors, Posterior
 from bayeslora.predict.calibrate import FEWEST, Calibration, fit_temperature
 from bayeslora.predict.calibrating import FEW_SCALES, calibrate, predict_both
 from bayeslora.predict.options import packed_length
-from bayeslora.predict.predictions import Predictions, main_metrics
-from bayeslora.predict.predictor import Predictor
-from bayeslora.predict.scorer import Scorer
-from bayeslora.predict.trunk import TrunkCache, TrunkScorer
+from bayeslora.predict.predictions import main_metrics
+from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Advance, Reporter
+from bayeslora.runs.config import RunConfig
+from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.judging import Judged, chosen, judge_questions
+from bayeslora.runs.predictors import make_predictor, make_scorer
 from bayeslora.tasks import Questions, Split, Task, encode_items, require_gold
-from bayeslora.train.config import RunConfig
-from bayeslora.train.directory import RunDirectory
 from bayeslora.train.objective import Example, QuestionObjective
-from bayeslora.train.work import Judged, Work, chosen, splits_of
+from bayeslora.train.work import Work, splits_of
 
 if TYPE_CHECKING:
     from peft import PeftModel
-
-
-def make_scorer(model: PeftModel, loaded: LoadedModel, config: RunConfig, trunk: TrunkCache | None) -> Scorer:
-    """A scorer for the adapted model, with a kept trunk if the settings say so."""
-    pad_id = loaded.tokenizer.pad_token_id
-    return TrunkScorer(model, pad_id, trunk) if config.training.cache_trunk else Scorer(model, pad_id)
-
-
-def make_predictor(scorer: Scorer, loaded: LoadedModel, config: RunConfig) -> Predictor:
-    """What predicts as the settings say."""
-    return Predictor(
-        scorer,
-        loaded.tokenizer,
-        scoring=config.data.scoring,
-        max_tokens=config.data.max_tokens,
-        samples=config.prediction.samples,
-        seed=config.seed,
-        batch_tokens=config.prediction.batch_tokens,
-        layers=config.prediction.draw_layers,
-    )
-
-
-def judge_questions(raw: Predictions, after: Predictions | None, calibration: Calibration | None) -> Judged:
-    """How good predictions of questions with answers are, as trained and after calibration."""
-
-    def write(directory: RunDirectory) -> None:
-        raw.write(directory.predictions)
-        if after is not None:
-            after.write(directory.calibrated)
-
-    more: dict[str, Any] = {"predictions": FILES.predictions.name}
-    if after is not None and calibration is not None:
-        more["calibrated"] = {
-            "temperature": calibration.temperature,
-            "posterior_scale": calibration.posterior_scale,
-            "draw_layers": calibration.draw_layers,
-            "metrics": after.metrics(),
-            "intervals": after.intervals(),
-            "predictions": FILES.calibrated.name,
-        }
-    return Judged(raw.metrics(), raw.intervals(), write, more)
-
-
-FILES = RunDirectory(Path())
 
 
 class QuestionWork(Work):

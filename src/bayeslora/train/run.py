@@ -25,28 +25,28 @@ from bayeslora.errors import InputError
 from bayeslora.files import replacing_directory, tensor_failures, write_json
 from bayeslora.methods import find_method
 from bayeslora.methods.base import Made
-from bayeslora.models import LoadedModel, load_model
+from bayeslora.models import LoadedModel
 from bayeslora.posterior import Factors
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Reporter, Silent
+from bayeslora.runs.config import AdapterConfig, RunConfig, flatten, resolve, to_dict
+from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.environment import describe_environment, forget_peak_memory, peak_memory
+from bayeslora.runs.judging import SCHEMA, Judged
+from bayeslora.runs.predictors import load_base
 from bayeslora.tasks import Task, find_task
 from bayeslora.train.checkpoint import TrainingState
-from bayeslora.train.config import AdapterConfig, RunConfig, flatten, resolve, to_dict
-from bayeslora.train.directory import RunDirectory
-from bayeslora.train.environment import describe_environment, forget_peak_memory, peak_memory
 from bayeslora.train.fit import Fit
 from bayeslora.train.origin import lora_runs, require_origins
 from bayeslora.train.processes import Processes
 from bayeslora.train.question_work import QuestionWork
 from bayeslora.train.token_work import TokenWork
 from bayeslora.train.trackers import require_trackers, tracking
-from bayeslora.train.work import Judged, Work
+from bayeslora.train.work import Work
 
 if TYPE_CHECKING:
     from peft import PeftModel
-
-SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -173,19 +173,6 @@ def adapt(loaded: LoadedModel, config: RunConfig) -> PeftModel:
             f"{loaded.name} cannot be adapted at {', '.join(adapter.targets)}: {str(error).rstrip('.')}; its linear modules "
             f"are {', '.join(_linear_modules(loaded.model))}"
         ) from error
-
-
-def load_base(config: RunConfig, device: str, *, trust_remote_code: bool = False) -> LoadedModel:
-    """The base model of a run. Code that it brings along runs only if the caller asks for it, whatever the run's files say."""
-    loading = config.loading
-    return load_model(
-        config.model,
-        dtype=loading.dtype,
-        device=device,
-        bits=loading.bits,
-        revision=loading.revision,
-        trust_remote_code=trust_remote_code,
-    )
 
 
 class _Run:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from bayeslora.methods.base import Making
 from bayeslora.models import LoadedModel
@@ -14,33 +12,14 @@ from bayeslora.posterior import Factors, Posterior
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Reporter
+from bayeslora.runs.config import RunConfig
+from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.judging import Judged
 from bayeslora.tasks import SplitName
-from bayeslora.train.config import RunConfig
-from bayeslora.train.directory import RunDirectory
 from bayeslora.train.objective import Named, Objective
 
 if TYPE_CHECKING:
     from peft import PeftModel
-
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Judged:
-    """How good predictions are, and how to keep what that was computed from.
-
-    Attributes:
-        metrics: by name, as fractions and nats.
-        intervals: of those that have one.
-        write: puts the predictions into a directory.
-        more: what else belongs into the result.
-    """
-
-    metrics: Mapping[str, float]
-    intervals: Mapping[str, Mapping[str, float]]
-    write: Callable[[RunDirectory], None]
-    more: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Work(ABC):
@@ -119,12 +98,3 @@ class Work(ABC):
 def splits_of(config: RunConfig) -> tuple[SplitName, ...]:
     """What a run reads: one that is about the validation split never sees the test split."""
     return ("train", "validation") if config.report_split == "validation" else ("train", "validation", "test")
-
-
-def chosen(items: Sequence[T], limit: int | None, word: str) -> list[T]:
-    """So many of the items at random, or all. The same for all seeds: members of an ensemble learn from the same."""
-    if limit is None:
-        return list(items)
-    shuffled = list(items)
-    random.Random(word).shuffle(shuffled)
-    return shuffled[:limit]

@@ -8,7 +8,7 @@ from typing import Literal
 from tyro.conf import OmitArgPrefixes
 
 from bayeslora.errors import InputError
-from bayeslora.train.config import RunConfig
+from bayeslora.runs.config import RunConfig
 from bayeslora.tuning.constraints import Constraint, parse_constraint
 from bayeslora.tuning.space import Axis, parse_axis
 

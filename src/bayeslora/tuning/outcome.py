@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from bayeslora.figures.pareto import FrontPoint, pareto_figure
 from bayeslora.files import replacing, write_json
-from bayeslora.train.config import RunConfig, to_dict
-from bayeslora.train.environment import describe_environment
+from bayeslora.runs.config import RunConfig, to_dict
+from bayeslora.runs.environment import describe_environment
 from bayeslora.tuning.config import OBJECTIVES, Tuning
 from bayeslora.tuning.front import Floats, hypervolume, non_dominated, reference_point
 from bayeslora.tuning.log import Trial

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, get_args, get_type_hints
 
 from bayeslora.errors import InputError, did_you_mean
-from bayeslora.train.config import RunConfig, resolve
+from bayeslora.runs.config import RunConfig, resolve
 
 Values = Mapping[str, float]
 """Settings by name; whole numbers where a setting is one."""

@@ -28,11 +28,11 @@ from bayeslora.errors import InputError
 from bayeslora.methods import find_method
 from bayeslora.models.device import resolve_device
 from bayeslora.progress import Reporter
+from bayeslora.runs.config import RunConfig, to_dict
+from bayeslora.runs.directory import RunDirectory
 from bayeslora.studies.plan import Job, Work
 from bayeslora.studies.pool import Executor, Outage, Settings, Worker, Workers
 from bayeslora.tasks import load_task
-from bayeslora.train.config import RunConfig, to_dict
-from bayeslora.train.directory import RunDirectory
 from bayeslora.train.errors import RunsFailed
 from bayeslora.train.run import train
 from bayeslora.tuning.config import Tuning

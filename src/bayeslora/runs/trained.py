@@ -36,11 +36,9 @@ from bayeslora.predict.token_predictor import TokenPredictor
 from bayeslora.predict.written import Generation, Watch
 from bayeslora.progress import Reporter, Silent
 from bayeslora.tasks import Item, Task, load_task, make_item, require_gold
-from bayeslora.train.config import RunConfig, check_samples, from_dict
-from bayeslora.train.directory import RunDirectory
-from bayeslora.train.question_work import make_predictor, make_scorer
-from bayeslora.train.run import load_base
-from bayeslora.train.token_work import make_token_predictor
+from bayeslora.runs.config import RunConfig, check_samples, from_dict
+from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.predictors import load_base, make_predictor, make_scorer, make_token_predictor
 
 if TYPE_CHECKING:
     from transformers.generation import BaseStreamer

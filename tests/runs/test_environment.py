@@ -4,7 +4,7 @@ import subprocess
 
 import torch
 
-from bayeslora.train.environment import describe_environment
+from bayeslora.runs.environment import describe_environment
 
 
 def commit():

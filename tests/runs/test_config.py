@@ -20,7 +20,7 @@ from bayeslora.train import (
     TrainingConfig,
     resolve,
 )
-from bayeslora.train.config import _parse_pairs, differences, flatten, from_dict, saved_run, to_dict
+from bayeslora.runs.config import _parse_pairs, differences, flatten, from_dict, saved_run, to_dict
 
 PARTS = {
     "data": DataConfig,

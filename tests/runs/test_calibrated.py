@@ -16,9 +16,9 @@ from bayeslora.predict.predictions import read_predictions
 from bayeslora.predict.predictor import Predictor
 from bayeslora.tasks import load_task, require_gold
 from bayeslora.train import PredictionConfig, train
-from bayeslora.train.directory import RunDirectory
-from bayeslora.train.evaluation import evaluate
-from bayeslora.train.trained import load_run
+from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.evaluation import evaluate
+from bayeslora.runs.trained import load_run
 from train.tiny import SIZES, bayeslora, finished, options, question, read_json, run_config, task_directory, write_task
 
 CALIBRATED = PredictionConfig(samples=3)

@@ -15,7 +15,7 @@ from bayeslora.predict.generate import Writing, generate
 from bayeslora.progress import Advance
 from bayeslora.tasks.boxed import boxed_answer, same_answer
 from bayeslora.tasks.problems import Problem, ask, encode_problem
-from bayeslora.train.answer_file import AnswerFile
+from bayeslora.runs.answer_file import AnswerFile
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

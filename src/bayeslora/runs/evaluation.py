@@ -9,14 +9,11 @@ from typing import Any
 from bayeslora.errors import InputError
 from bayeslora.files import write_json
 from bayeslora.tasks import Task, TokenTask, find_task
-from bayeslora.train.config import to_dict
-from bayeslora.train.directory import RunDirectory
-from bayeslora.train.environment import describe_environment, peak_memory
-from bayeslora.train.question_work import judge_questions
-from bayeslora.train.run import SCHEMA
-from bayeslora.train.token_work import TokenJudge, read_reference, require_judgeable
-from bayeslora.train.trained import TrainedModel
-from bayeslora.train.work import Judged
+from bayeslora.runs.config import to_dict
+from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.environment import describe_environment, peak_memory
+from bayeslora.runs.judging import SCHEMA, Judged, TokenJudge, judge_questions, read_reference, require_judgeable
+from bayeslora.runs.trained import TrainedModel
 
 
 def evaluate(

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bayeslora import load_run
-from bayeslora.train import batch
-from bayeslora.train.trained import TrainedModel
+from bayeslora.runs import batch
+from bayeslora.runs.trained import TrainedModel
 from tasks.cases import write_lines
 from train.tiny import bayeslora, finished, question
 

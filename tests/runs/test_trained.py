@@ -26,8 +26,8 @@ from bayeslora.predict.generate import Writing
 from bayeslora.predict.predictions import read_predictions
 from bayeslora.tasks import Item, Prompt, load_task, require_gold
 from bayeslora.train import AdapterConfig, PredictionConfig, train
-from bayeslora.train import trained as trained_module
-from bayeslora.train.trained import TrainedModel
+from bayeslora.runs import trained as trained_module
+from bayeslora.runs.trained import TrainedModel
 from tasks.cases import write_lines
 from tiers import some
 from train import tiny
@@ -444,7 +444,7 @@ def test_calibrating_again_starts_from_the_run_and_not_from_the_last_calibration
 def test_a_calibration_that_cannot_be_asked_for_is_refused_before_any_work(
     words: list[str], reason: str, copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("bayeslora.train.trained.calibrate", None)
+    monkeypatch.setattr("bayeslora.runs.trained.calibrate", None)
     before = contents(copied)
     assert bayeslora("calibrate", copied, *words) == 2
     assert reason in refusal(capsys) and contents(copied) == before
@@ -482,7 +482,7 @@ def test_a_handful_of_questions_is_refused(copied: Path, tmp_path: Path, capsys:
 def test_a_calibration_that_fails_leaves_the_model_as_it_was(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_run(copied)
     plain, before = model.ask(*ASK), contents(copied)
-    monkeypatch.setattr("bayeslora.train.trained.choose_threshold", None)
+    monkeypatch.setattr("bayeslora.runs.trained.choose_threshold", None)
     with pytest.raises(TypeError):
         model.calibrate(coverage=0.5)
     assert model.ask(*ASK) == plain and contents(copied) == before

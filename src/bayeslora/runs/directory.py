@@ -28,7 +28,7 @@ from filelock import FileLock, Timeout
 
 from bayeslora.errors import InputError
 from bayeslora.files import write_json
-from bayeslora.train.config import differences, saved_run, to_dict
+from bayeslora.runs.config import differences, saved_run, to_dict
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from bayeslora.errors import InputError
 from bayeslora.tasks import Item, encode_items
 from bayeslora.tasks.file import question_item
 from bayeslora.tasks.sources import parse_object, read_lines
-from bayeslora.train.trained import TrainedModel
+from bayeslora.runs.trained import TrainedModel
 
 CHUNK = 256
 """Lines in memory at a time. They are answered together, sorted by length."""
