@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from bayeslora import load_run
+from bayeslora.adapter.sampling import Sampling
 from bayeslora.predict.scorer import score_questions
 from bayeslora.runs.environment import describe_environment
 from bayeslora.runs.predictors import make_scorer
@@ -42,10 +43,8 @@ def main() -> None:
         scores = score_questions(
             scorer,
             encoded,
-            samples=samples,
-            seed=seed,
+            Sampling(samples, seed, variates=variates),
             batch_tokens=run.config.prediction.batch_tokens,
-            variates=variates,
         )
         return np.exp(scores.predictive)
 

@@ -53,7 +53,7 @@ class Candidate:
             self.run.model.base_model.posterior_scale = scale
             return self.predictor.score(encoded).predictive
 
-        scales = DEFAULT_SCALES if self.predictor.samples else (1.0,)
+        scales = DEFAULT_SCALES if self.predictor.sampling.samples else (1.0,)
         choice = choose_scale(scores, require_gold(items), scales)
         self.scale, self.validation_nll = choice.scale, choice.nll
 
@@ -80,11 +80,11 @@ def candidates(given: argparse.Namespace) -> list[Candidate]:
 
     def predictor(run: TrainedModel) -> Predictor:
         made = make_predictor(make_scorer(run.model, run.loaded, run.config, None), run.loaded, run.config)
-        return replace(made, samples=given.samples)
+        return made.with_draws(samples=given.samples)
 
     own = predictor(run)
-    found = [Candidate("mean", "none", run, replace(own, samples=0))]
-    found += [Candidate("late draws", cut, run, replace(own, layers=cut)) for cut in given.cuts]
+    found = [Candidate("mean", "none", run, own.with_draws(samples=0))]
+    found += [Candidate("late draws", cut, run, own.with_draws(layers=cut)) for cut in given.cuts]
     for text in given.trained:
         cut, _, path = text.partition("=")
         partial = load_run(path, raw=True)

@@ -23,6 +23,7 @@ from lm_eval.models.huggingface import HFLM
 from peft import PeftModel
 
 from bayeslora import load_model, load_run
+from bayeslora.adapter.sampling import MEAN
 from bayeslora.predict.scorer import score_questions
 from bayeslora.runs.environment import describe_environment
 from bayeslora.runs.predictors import make_scorer
@@ -67,11 +68,11 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     lm = stock(run, given.batch_size)
     (
         asked(lm, items[:2]),
-        score_questions(scorer, encode(run, items[:2]), samples=0, seed=0, batch_tokens=4096),
+        score_questions(scorer, encode(run, items[:2]), MEAN, batch_tokens=4096),
     )  # warm-up
 
     def answer() -> Any:
-        return score_questions(scorer, encode(run, items), samples=0, seed=0, batch_tokens=given.batch_tokens)
+        return score_questions(scorer, encode(run, items), MEAN, batch_tokens=given.batch_tokens)
 
     theirs, their_seconds = timed(lambda: asked(lm, items))
     ours, our_seconds = timed(answer)

@@ -8,6 +8,7 @@ from peft import PeftModel
 
 from adapter.cases import adapted, base_model, generator
 from bayeslora import find_holder
+from bayeslora.adapter.sampling import Sampling
 from bayeslora.predict import linearised, pack, score_options
 from bayeslora.predict.curvature import fit_curvature
 from bayeslora.predict.gradients import differentiating
@@ -38,8 +39,9 @@ def laplace(scope="all", architecture="llama", *, adapter=None, **settings):
     return model, posterior
 
 
-def scored(model, items, *, samples=4, seed=SEED, batch_tokens=10_000, make=Scorer, **settings):
-    return score_questions(make(model), items, samples=samples, seed=seed, batch_tokens=batch_tokens, **settings)
+def scored(model, items, *, samples=4, seed=SEED, batch_tokens=10_000, make=Scorer, advance=None, **settings):
+    sampling = Sampling(samples, seed, **settings)
+    return score_questions(make(model), items, sampling, batch_tokens=batch_tokens, advance=advance)
 
 
 def jacobians(model, posterior, items):

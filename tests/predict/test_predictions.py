@@ -12,6 +12,7 @@ from sklearn.metrics import accuracy_score, log_loss
 
 from adapter.cases import adapted
 from bayeslora import metrics
+from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.predictions import INTERVALS, Predictions, main_metrics, read_epistemic, read_predictions
@@ -224,7 +225,8 @@ def predictor_and_items(**settings):
     """A predictor that is given token ids, for items of as many options."""
     encoded = [EncodedItem(q.prompt_ids, q.option_ids) for q in questions(count=6)]
     items = [item(k, len(one.option_ids), 0) for k, one in enumerate(encoded)]
-    return Predictor(Scorer(adapted()), None, **settings), items, encoded
+    draws = {name: settings.pop(name) for name in ("samples", "seed", "layers") if name in settings}
+    return Predictor(Scorer(adapted()), None, sampling=Sampling(**draws), **settings), items, encoded
 
 
 def test_predictions_are_the_average_of_the_draws():

@@ -8,6 +8,7 @@ from peft import PeftModel
 
 from adapter.cases import MODELS, adapted, base_model, generator
 from bayeslora import find_holder
+from bayeslora.adapter.sampling import Sampling
 from bayeslora.predict import pack, score_options
 from bayeslora.predict.scorer import DrawScores, Scorer, batches_by_length, packed_length, score_questions
 from bayeslora.predict.sharing import may_share_rows
@@ -16,8 +17,9 @@ from predict.test_options import naive, questions
 SEED = 5
 
 
-def scored(model, items, *, samples=3, batch_tokens=10_000, seed=SEED, **settings):
-    return score_questions(Scorer(model), items, samples=samples, seed=seed, batch_tokens=batch_tokens, **settings)
+def scored(model, items, *, samples=3, batch_tokens=10_000, seed=SEED, advance=None, **settings):
+    sampling = Sampling(samples, seed, **settings)
+    return score_questions(Scorer(model), items, sampling, batch_tokens=batch_tokens, advance=advance)
 
 
 def assert_same(got, want, tolerance=1e-5):
@@ -160,7 +162,7 @@ def test_the_model_is_left_as_it_was(training, samples, make, outcome):
     model.draw(2, generator(1))
     mode = find_holder(model)._mode
     with outcome:
-        score_questions(make(model), questions(), samples=samples, seed=0, batch_tokens=100)
+        score_questions(make(model), questions(), Sampling(samples), batch_tokens=100)
     assert model.training == training and find_holder(model).training == training
     assert find_holder(model)._mode is mode
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -7,6 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from adapter.cases import MODELS, adapted, base_model, config
 from bayeslora import BayesLoraConfig, find_holder
+from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError
 from bayeslora.predict.options import packed_length
 from bayeslora.predict.scorer import Scorer, score_questions
@@ -56,7 +57,7 @@ def test_scores_are_those_of_one_sequence_per_option(name):
 def test_draws_too(name):
     """Of a batch that the model repeats by itself, and of one that is divided among draws."""
     model, items = other(name), questions(vocabulary=64)
-    scores = score_questions(Scorer(model), items, samples=2, seed=0, batch_tokens=64)
+    scores = score_questions(Scorer(model), items, Sampling(2), batch_tokens=64)
     with torch.no_grad(), model.draws(2, torch.Generator().manual_seed(0)):
         divided = Scorer(model)(items, blocks=2).total
     assert not torch.equal(scores.totals[0], scores.totals[1])

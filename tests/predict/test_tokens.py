@@ -8,6 +8,7 @@ import torch
 
 from adapter.cases import adapted
 from bayeslora import find_holder, metrics
+from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError
 from bayeslora.predict import tokens
 from bayeslora.predict.calibrate import Calibration, fit_temperature
@@ -52,7 +53,8 @@ def dense(model, given, samples=SAMPLES, seed=5):
 
 def predicted(model, given, **changes):
     settings = {"samples": SAMPLES, "seed": 5, "batch_tokens": 40} | changes
-    return list(predict_tokens(model, given, **settings))
+    names = [name for name in settings if name in ("samples", "seed", "layers")]
+    return list(predict_tokens(model, given, Sampling(**{name: settings.pop(name) for name in names}), **settings))
 
 
 # The stream -----------------------------------------------------------------------------------------------------------
@@ -108,7 +110,7 @@ def test_no_batch_is_larger_than_its_limits(model, monkeypatch):
 
     monkeypatch.setattr(tokens, "batch_texts", watch)
     monkeypatch.setattr(tokens, "CELLS", 20 * vocabulary)
-    for _ in predict_tokens(model, given, samples=2, seed=0, batch_tokens=50):
+    for _ in predict_tokens(model, given, Sampling(2), batch_tokens=50):
         pass
     assert sum(count for count, *_ in sizes) == 30 and len(sizes) > 5
     assert all(count == 1 or (count * (width + 1) <= 50 and cells <= 20) for count, _, width, cells in sizes)
@@ -157,7 +159,7 @@ def test_probabilities_that_float32_cannot_hold_keep_the_nll_finite():
 
 def test_a_predictor_gives_the_scores_of_all_tokens_in_the_order_of_the_texts(model):
     given = texts()
-    predictions = TokenPredictor(model, samples=SAMPLES, seed=5, batch_tokens=40)(given)
+    predictions = TokenPredictor(model, sampling=Sampling(SAMPLES, 5), batch_tokens=40)(given)
     probabilities = torch.cat(dense(model, given)).numpy()
     want = metrics.token_scores(probabilities, np.concatenate([text.target_ids for text in given]))
     for name in FIELDS:
@@ -170,8 +172,8 @@ def test_a_predictor_gives_the_scores_of_all_tokens_in_the_order_of_the_texts(mo
 
 def test_uncertain_tokens_are_those_of_the_reference(model):
     given = texts(40)
-    reference = TokenPredictor(adapted(posterior="point"), samples=0)(given)
-    predictions = TokenPredictor(model, samples=2)(given).with_reference(reference, "lora")
+    reference = TokenPredictor(adapted(posterior="point"), sampling=Sampling(0))(given)
+    predictions = TokenPredictor(model, sampling=Sampling(2))(given).with_reference(reference, "lora")
     share = int(np.ceil(0.05 * len(reference.scores)))
     chosen = np.argsort(-reference.scores.entropy, kind="stable")[:share]
     assert np.flatnonzero(predictions.uncertain).tolist() == sorted(chosen.tolist())
@@ -182,14 +184,14 @@ def test_uncertain_tokens_are_those_of_the_reference(model):
 
 
 def test_a_reference_of_other_tokens_is_refused(model):
-    one, other = (TokenPredictor(model, samples=0)(texts(3, seed)) for seed in (0, 1))
+    one, other = (TokenPredictor(model, sampling=Sampling(0))(texts(3, seed)) for seed in (0, 1))
     with pytest.raises(InputError, match=r"^there: was evaluated on other tokens"):
         one.with_reference(other, "there")
 
 
 def test_what_is_written_is_read_again(model, tmp_path):
     given = texts()
-    predictions = TokenPredictor(model, samples=0)(given)
+    predictions = TokenPredictor(model, sampling=Sampling(0))(given)
     for kept in (predictions, predictions.with_reference(predictions, "itself")):
         kept.write(tmp_path / "tokens.safetensors")
         again = read_token_predictions(tmp_path / "tokens.safetensors")
@@ -228,16 +230,16 @@ def test_where_nothing_depends_on_the_temperature_it_is_one():
 
 def test_a_predictor_fits_and_applies_the_temperature(model):
     given = texts(30)
-    predictor = TokenPredictor(model, samples=2, seed=5, batch_tokens=60)
+    predictor = TokenPredictor(model, sampling=Sampling(2, 5), batch_tokens=60)
     told = []
     temperature = predictor.fit_temperature(given, lambda done, total: told.append((done, total)))
     log_p = torch.cat(dense(model, given, 2)).log()
     labels = np.concatenate([text.target_ids for text in given])
     assert temperature == pytest.approx(fit_temperature(log_p.numpy(), labels), rel=1e-3)
-    warm = TokenPredictor(model, samples=2, seed=5, batch_tokens=60, calibration=Calibration(temperature=3.0))
+    warm = TokenPredictor(model, sampling=Sampling(2, 5), batch_tokens=60, calibration=Calibration(temperature=3.0))
     assert warm.fit_temperature(given) == pytest.approx(temperature, rel=1e-6)
     assert told[-1] == (60, 60) and all(a[0] < b[0] for a, b in itertools.pairwise(told))
-    cooled = TokenPredictor(model, samples=2, seed=5, calibration=Calibration(temperature=2.0))(given)
+    cooled = TokenPredictor(model, sampling=Sampling(2, 5), calibration=Calibration(temperature=2.0))(given)
     want = metrics.token_scores((log_p / 2.0).softmax(-1).numpy(), labels)
     np.testing.assert_allclose(cooled.scores.brier, want.brier, atol=1e-5)
     assert (cooled.scores.correct == predictor(given).scores.correct).all()

@@ -27,6 +27,7 @@ from transformers import (
 
 from adapter.cases import SIZES, VOCABULARY, config, generator
 from bayeslora import find_holder
+from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError
 from bayeslora.predict.scorer import Scorer, score_questions
 from bayeslora.predict.sharing import may_share_rows
@@ -119,11 +120,11 @@ def test_wherever_the_cut_is(architecture, layers):
 @pytest.mark.parametrize("samples", [0, 3])
 def test_questions_are_scored_as_without_a_trunk_in_any_batches(samples):
     model, items = upper(), questions(count=8)
-    settings = {"samples": samples, "seed": 3}
-    want = score_questions(Scorer(model), items, **settings, batch_tokens=10_000)
+    sampling = Sampling(samples, 3)
+    want = score_questions(Scorer(model), items, sampling, batch_tokens=10_000)
     trunk = TrunkScorer(model)
     for batch_tokens in (30, 120, 10_000):
-        got = score_questions(trunk, items, **settings, batch_tokens=batch_tokens)
+        got = score_questions(trunk, items, sampling, batch_tokens=batch_tokens)
         torch.testing.assert_close(got.totals, want.totals, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(got.log_probabilities, want.log_probabilities, atol=1e-5, rtol=1e-5)
 

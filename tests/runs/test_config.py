@@ -328,6 +328,7 @@ def changed(kind):
         "stochastic_layers": "last:1",
         "posterior": "point",
         "draw_layers": "0.5",
+        "calibrate": "none",
         "settings": {"flow_depth": 0, "zero_start": None},
         "scoring": "letter",
         "dtype": "bfloat16",
@@ -428,3 +429,10 @@ def test_pairs_are_json_or_else_text():
     }
     with pytest.raises(ValueError, match=re.escape("'flow_depth' is not NAME=VALUE")):
         _parse_pairs(["flow_depth"])
+
+
+def test_runs_of_versions_that_did_not_calibrate_say_so():
+    values = to_dict(resolve(run()))
+    assert saved_run(values).prediction.calibrate == "validation"
+    del values["prediction"]["calibrate"]
+    assert saved_run(values).prediction.calibrate == "none"

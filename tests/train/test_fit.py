@@ -16,6 +16,7 @@ from safetensors import safe_open
 
 from adapter.cases import adapted, generator, tokens
 from bayeslora import find_holder
+from bayeslora.adapter.sampling import Sampling
 from bayeslora.predict.scorer import Scorer, score_questions
 from bayeslora.predict.trunk import TrunkScorer
 from bayeslora.runs.config import TrainingConfig
@@ -73,7 +74,7 @@ def small(posterior="inducing"):
 def validation_nll(model):
     """A real evaluation, with draws of its own."""
     held_out = examples(4, seed=9)
-    scores = score_questions(Scorer(model), [e.encoded for e in held_out], samples=2, seed=1, batch_tokens=1000)
+    scores = score_questions(Scorer(model), [e.encoded for e in held_out], Sampling(2, 1), batch_tokens=1000)
     return {"nll": -float(np.mean([scores.predictive[row, e.gold] for row, e in enumerate(held_out)]))}
 
 

@@ -190,7 +190,7 @@ def test_tfb_searches_with_anchors_and_draws_of_its_own(loras, tmp_path, monkeyp
     score = Predictor.score
 
     def noted(predictor, encoded, *more):
-        asked.append((predictor.samples, len(encoded)))
+        asked.append((predictor.sampling.samples, len(encoded)))
         return score(predictor, encoded, *more)
 
     monkeypatch.setattr(Predictor, "score", noted)

@@ -16,11 +16,12 @@ from bayeslora.methods import METHODS
 from bayeslora.predict.calibrate import fit_temperature
 from bayeslora.predict.generate import Generation, Writing, generate
 from bayeslora.predict.token_predictor import read_token_predictions
+from bayeslora.runs import solving
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.evaluation import evaluate
 from bayeslora.tasks import find_task
 from bayeslora.tasks.problems import ask
-from bayeslora.train import DataConfig, Place, PredictionConfig, TrainingConfig, solving, train
+from bayeslora.train import DataConfig, Place, PredictionConfig, TrainingConfig, train
 from tasks.cases import write_lines
 from tiers import some
 from train.tiny import bayeslora, contents, make_tokenizer, model_directory, read_json, run_config

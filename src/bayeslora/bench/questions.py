@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bayeslora.adapter.sampling import Sampling
 from bayeslora.bench.config import LORA
 from bayeslora.bench.rows import Row
 from bayeslora.bench.subjects import Subjects
@@ -64,7 +65,7 @@ def measure_questions(subjects: Subjects, report: Reporter) -> Iterator[Row]:
 def ours(model: Any, questions: Sequence[Question], samples: int) -> Callable[[], object]:
     """Scoring as every run does it."""
     scorer = Scorer(model.eval())
-    return lambda: score_questions(scorer, questions, samples=samples, seed=0, batch_tokens=BATCH_TOKENS)
+    return lambda: score_questions(scorer, questions, Sampling(samples), batch_tokens=BATCH_TOKENS)
 
 
 def harness(model: Any, subjects: Subjects, questions: Sequence[Question]) -> Callable[[], object]:

@@ -24,6 +24,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bayeslora.adapter import BayesLoraConfig, find_holder
+from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError, first_line
 from bayeslora.models.locate import locate
 from bayeslora.posterior import LaplacePosterior
@@ -82,12 +83,7 @@ class BayesLoraLM(HFLM):
         holder = find_holder(self._model)
         if samples > 0:
             _require_draws(self.peft, holder.posterior(holder.active[0]))
-        count = holder.draw_count(samples) if samples > 0 else 0
-        if count == 0:
-            holder.deterministic()
-        else:
-            holder.draw_from_seed(count, seed, fan_out=True)
-        return max(1, count)
+        return Sampling(samples, seed).put_into_use(holder, fan_out=True)
 
     @property
     def batch_size(self) -> int | str:

@@ -68,8 +68,8 @@ def _scores_at(
             encoded,
             posterior,
             precisions,
-            samples=predictor.samples,
-            seed=predictor.seed,
+            samples=predictor.sampling.samples,
+            seed=predictor.sampling.seed,
             batch_tokens=predictor.batch_tokens,
             advance=advance,
         )

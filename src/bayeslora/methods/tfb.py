@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
@@ -67,8 +66,8 @@ def _change_on_anchors(making: QuestionMaking, posterior: TfbPosterior) -> Calla
     rows = list(range(len(making.train)))
     random.Random(f"{making.seed} anchors").shuffle(rows)
     anchors = [making.train.encoded[row] for row in rows[: config.anchors]]
-    sampling = replace(making.predictor, samples=config.samples)
-    before = replace(making.predictor, samples=0).score(anchors).predictive
+    sampling = making.predictor.with_draws(samples=config.samples)
+    before = making.predictor.with_draws(samples=0).score(anchors).predictive
     labels = before.argmax(axis=1)
     advance = making.report.stage("searching the width")
     tried = 0

@@ -93,10 +93,10 @@ def predict_both(
     raw = predictor.predictions(items, scores)
     if calibration is None:
         return raw, None
-    after = replace(predictor, calibration=calibration, layers=calibration.draw_layers)
+    after = replace(predictor, calibration=calibration).with_draws(layers=calibration.draw_layers)
     set_scale(model, calibration.posterior_scale)
-    same = calibration.posterior_scale == predictor.calibration.posterior_scale and after.layers == predictor.layers
-    if not same:
+    same = calibration.posterior_scale == predictor.calibration.posterior_scale
+    if not (same and after.sampling == predictor.sampling):
         scores = after.score(encoded, advance)
     return raw, after.predictions(items, scores)
 
@@ -114,7 +114,7 @@ class _Calibrating:
     def run(
         self, scales: Sequence[float], tolerance: float | None, advance: Advance | None
     ) -> tuple[Calibration, Predictions]:
-        layers = self.predictor.layers
+        layers = self.predictor.sampling.layers
         before = self.predictions(Calibration(draw_layers=layers))
         layers, scale = self.choose(layers, scales if self.can_be_scaled() else (1.0,), tolerance, advance)
         temperature = fit_temperature(self.scores(layers, scale), self.gold, PRIOR_SD)
@@ -125,7 +125,7 @@ class _Calibrating:
         set_scale(self.predictor.scorer.model, scale)
         found = replace(
             found,
-            samples=self.predictor.samples or None,
+            samples=self.predictor.sampling.samples or None,
             conformal=conformal_thresholds(after.probabilities, self.gold),
             before=main_metrics(before.metrics()),
             after=main_metrics(after.metrics()),
@@ -148,7 +148,7 @@ class _Calibrating:
 
     def is_spread(self, layers: str) -> bool:
         """Whether there are several draws, or their spread in closed form."""
-        if tuner_of(self.predictor.scorer.model) is None or not self.predictor.samples:
+        if tuner_of(self.predictor.scorer.model) is None or not self.predictor.sampling.samples:
             return False
         several = len(self.draws(layers, 1.0).log_probabilities) > 1
         return several or linearised_posterior(find_any_holder(self.predictor.scorer.model)) is not None
@@ -164,5 +164,5 @@ class _Calibrating:
         """Scored when they are first asked for."""
         if (layers, scale) not in self.scored:
             set_scale(self.predictor.scorer.model, scale)
-            self.scored[layers, scale] = replace(self.predictor, layers=layers).score(self.encoded)
+            self.scored[layers, scale] = self.predictor.with_draws(layers=layers).score(self.encoded)
         return self.scored[layers, scale]

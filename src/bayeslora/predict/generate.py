@@ -6,8 +6,7 @@ All draws read the same text and each keeps its own key-value cache, so one draw
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslora.adapter.base import find_any_holder
+from bayeslora.adapter.sampling import evaluating
 from bayeslora.errors import InputError
 from bayeslora.predict.mc import posterior_predictive
 from bayeslora.predict.written import End, Generation, Record, Watch
@@ -111,7 +111,7 @@ def generate(
     given = _padded(encode_prompts(tokenizer, prompts), tokenizer, model)
     record = Record(top, _end_tokens(model), streamer)
     with (
-        _evaluating(model),
+        evaluating(model),
         posterior_predictive(model, samples, writing.seed, layers=layers, observe=record.observe) as averaging,
     ):
         if watch is not None:
@@ -139,7 +139,7 @@ def generate_apart(
         name: value.repeat(n, 1)
         for name, value in _padded(encode_prompts(tokenizer, [prompt]), tokenizer, model).items()
     }
-    with _evaluating(model), holder.restoring():
+    with evaluating(model), holder.restoring():
         holder.draw_from_seed(n, writing.seed)
         sequences = _generate(model, tokenizer, given, writing, None)
     written = sequences[:, given["input_ids"].shape[1] :].tolist()
@@ -201,16 +201,6 @@ def _text(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> str:
         return str(tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True))
     except TemplateError as error:
         raise InputError(f"the model's chat template refuses the messages: {error}") from error
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
 
 
 def _end_tokens(model: nn.Module) -> set[int]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bayeslora.adapter.holder import PosteriorHolder, find_holder
+from bayeslora.adapter.sampling import evaluating
 from bayeslora.posterior.laplace import LaplacePosterior
 from bayeslora.predict.options import Encoded, packed_length
 from bayeslora.predict.scorer import Scorer, batches_by_length, within_memory
@@ -26,13 +27,9 @@ TOP_COST = 2
 @contextmanager
 def differentiating(scorer: Scorer) -> Iterator[PosteriorHolder]:
     """Inside the block the model is in evaluation mode and gradients are recorded; after it all is as before."""
-    holder, training = find_holder(scorer.model), scorer.model.training
-    scorer.model.eval()
-    try:
-        with holder.restoring(), torch.enable_grad():
-            yield holder
-    finally:
-        scorer.model.train(training)
+    holder = find_holder(scorer.model)
+    with evaluating(scorer.model), holder.restoring(), torch.enable_grad():
+        yield holder
 
 
 def with_graphs(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslora.adapter.base import ATTRIBUTE, find_any_holder
+from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError
 
 Observer = Callable[[Tensor], None]
@@ -94,13 +95,9 @@ def posterior_predictive(
         observe: told what each draw says, before it is averaged.
     """
     holder = find_any_holder(model)
-    n = holder.draw_count(samples) if samples > 0 else 0
     with holder.restoring():
-        if n == 0:
-            holder.deterministic()
-        else:
-            holder.draw_from_seed(n, seed, layers=layers, fan_out=True)
-        with averaging(model, max(1, n), observe) as state:
+        n = Sampling(samples, seed, layers).put_into_use(holder, fan_out=True)
+        with averaging(model, n, observe) as state:
             yield state
 
 

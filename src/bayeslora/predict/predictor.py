@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.choose import choose_options
@@ -29,10 +30,8 @@ class Predictor:
         tokenizer: of the model.
         scoring: what answers a question, the option's text or its letter.
         max_tokens: of a prompt with an option, to which passages are cut.
-        samples: draws of the weights that are averaged; 0 uses the posterior mean.
-        seed: of the draws.
+        sampling: draws of the weights that are averaged.
         batch_tokens: computed at once.
-        layers: those in which draws differ, ``all``, ``last:K`` or a fraction; the mean is used below.
         calibration: temperature and threshold, as fitted on held-out data.
     """
 
@@ -40,10 +39,8 @@ class Predictor:
     tokenizer: PreTrainedTokenizerBase
     scoring: Scoring = "text"
     max_tokens: int = 1024
-    samples: int = 4
-    seed: int = 0
+    sampling: Sampling = field(default_factory=Sampling)
     batch_tokens: int = 16384
-    layers: str = "all"
     calibration: Calibration = field(default_factory=Calibration)
 
     def __call__(
@@ -69,15 +66,11 @@ class Predictor:
 
     def score(self, encoded: Sequence[EncodedItem], advance: Callable[[int, int], None] | None = None) -> DrawScores:
         """Scores of the questions under every draw, before calibration."""
-        return score_questions(
-            self.scorer,
-            encoded,
-            samples=self.samples,
-            seed=self.seed,
-            batch_tokens=self.batch_tokens,
-            layers=self.layers,
-            advance=advance,
-        )
+        return score_questions(self.scorer, encoded, self.sampling, batch_tokens=self.batch_tokens, advance=advance)
+
+    def with_draws(self, **changes: Any) -> Predictor:
+        """The same with other draws, by the fields of :class:`Sampling` that change."""
+        return replace(self, sampling=replace(self.sampling, **changes))
 
     def encode(self, items: Sequence[Item]) -> list[EncodedItem]:
         """The questions as token ids.

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from bayeslora.adapter.base import Holder, find_any_holder
 from bayeslora.adapter.holder import PosteriorHolder
+from bayeslora.adapter.sampling import Sampling, sampled
 from bayeslora.errors import InputError, out_of_memory
 from bayeslora.models.context import context_length
 from bayeslora.posterior import LaplacePosterior
-from bayeslora.posterior.noise import Variates
 from bayeslora.predict.mc import average_draws
 from bayeslora.predict.options import Encoded, OptionScores, PackedBatch, pack, packed_length, score_options
 from bayeslora.predict.sharing import may_share_rows
@@ -92,51 +92,38 @@ class DrawScores:
 def score_questions(
     scorer: Scorer,
     items: Sequence[Encoded],
+    sampling: Sampling,
     *,
-    samples: int,
-    seed: int,
     batch_tokens: int,
-    layers: str = "all",
-    variates: Variates = "antithetic",
     advance: Callable[[int, int], None] | None = None,
 ) -> DrawScores:
-    """Score questions under the same ``samples`` draws of the adapter, or under its mean if there are to be none.
+    """Score questions under the same draws of the adapter, or under its mean if there are to be none.
 
     The draws are made once from the seed and used for all questions, so a prediction depends neither on the other
     questions nor on how they are batched, and equals that of the same draws exported as ordinary adapters. Draws and
     questions are cut into parts of ``batch_tokens``, and into smaller ones where these do not fit the GPU's memory. A
     Laplace approximation answers by the linearised model instead, unless it is set to draw weights. Adapters of PEFT's
     own whose noise belongs to tokens do depend on the batching (see :mod:`bayeslora.adapter.foreign.holder`).
-    With ``layers`` the draws differ in the upper layers only, and the mean is used below.
     """
-    holder = find_any_holder(scorer.model)
-    if samples > 0 and (linearised := linearised_posterior(holder)) is not None:
+    linearised = linearised_posterior(find_any_holder(scorer.model)) if sampling.samples > 0 else None
+    if linearised is not None:
         from bayeslora.predict.linearised import score_linearised
 
-        if layers != "all":
+        if sampling.layers != "all":
             raise InputError(
-                f"draw_layers is {layers!r}, but this Laplace approximation answers by its linearised model, which has no "
-                "draws to cut; use 'all', or train it with --settings predictive=draws"
+                f"draw_layers is {sampling.layers!r}, but this Laplace approximation answers by its linearised model, which has "
+                "no draws to cut; use 'all', or train it with --settings predictive=draws"
             )
+        samples, seed = sampling.samples, sampling.seed
         return score_linearised(
             scorer, items, linearised, samples=samples, seed=seed, batch_tokens=batch_tokens, advance=advance
         )
-    count = holder.draw_count(samples) if samples > 0 else 0
-    training = scorer.model.training
-    scorer.model.eval()
-    try:
-        with holder.restoring():
-            if count == 0:
-                holder.deterministic()
-            else:
-                holder.draw_from_seed(count, seed, variates=variates, layers=layers, fan_out=True)
-            return within_memory(
-                lambda tokens: _score_at_most(scorer, items, max(1, count), tokens, advance),
-                batch_tokens,
-                least=max(map(packed_length, items)),
-            )
-    finally:
-        scorer.model.train(training)
+    with sampled(scorer.model, sampling, fan_out=True) as draws:
+        return within_memory(
+            lambda tokens: _score_at_most(scorer, items, draws, tokens, advance),
+            batch_tokens,
+            least=max(map(packed_length, items)),
+        )
 
 
 def within_memory(action: Callable[[int], T], batch_tokens: int, *, least: int) -> T:

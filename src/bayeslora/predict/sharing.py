@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from bayeslora.adapter.base import find_any_holder
+from bayeslora.adapter.sampling import MEAN, sampled
 from bayeslora.predict.options import Encoded, attention_window, pack, packed_length, score_options
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
@@ -51,16 +51,12 @@ def _scores_copies_alike(model: nn.Module) -> bool:
     first = next(model.parameters())
     ids = [number % model.get_input_embeddings().weight.shape[0] for number in range(3, 27)]  # type: ignore[operator]
     question = _Question(ids[:16], [ids[16:]] * 2)
-    holder = find_any_holder(model)
 
     def scores(apart: bool) -> list[float]:
-        with holder.restoring():
-            holder.deterministic()
+        with sampled(model, MEAN):
             found: list[float] = score_options(model, pack([question], apart=apart).to(first.device)).mean[0].tolist()
         return found
 
-    training = model.training
-    model.eval()
     try:
         one, other = scores(apart=False)
     except (
@@ -71,7 +67,5 @@ def _scores_copies_alike(model: nn.Module) -> bool:
     ):  # no mask of this form is taken, or something else is wrong
         scores(apart=True)
         return False
-    finally:
-        model.train(training)
     precision = getattr(model, "dtype", first.dtype)
     return abs(one - other) <= TOLERANCE.get(precision, IN_HALF_PRECISION)

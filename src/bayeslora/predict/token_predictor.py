@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from torch import Tensor, nn
 
+from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError
 from bayeslora.files import replacing, tensor_failures
 from bayeslora.metrics import TokenScores, top_entropy
@@ -99,19 +100,15 @@ class TokenPredictor:
     Attributes:
         model: with an adapter.
         pad_id: token that fills batches up; it is never seen by another.
-        samples: draws of the weights that are averaged; 0 uses the posterior mean.
-        seed: of the draws.
+        sampling: draws of the weights that are averaged.
         batch_tokens: computed at once.
-        layers: those in which draws differ, ``all``, ``last:K`` or a fraction; the mean is used below.
         calibration: whose temperature is applied.
     """
 
     model: nn.Module
     pad_id: int = 0
-    samples: int = 4
-    seed: int = 0
+    sampling: Sampling = field(default_factory=Sampling)
     batch_tokens: int = 16384
-    layers: str = "all"
     calibration: Calibration = field(default_factory=Calibration)
 
     def __call__(self, texts: Sequence[EncodedText], advance: Advance | None = None) -> TokenPredictions:
@@ -144,11 +141,9 @@ class TokenPredictor:
         for predicted in predict_tokens(
             self.model,
             texts,
+            self.sampling,
             pad_id=self.pad_id,
-            samples=self.samples,
-            seed=self.seed,
             batch_tokens=self.batch_tokens,
-            layers=self.layers,
             advance=advance,
         ):
             log_probabilities = predicted.log_probabilities

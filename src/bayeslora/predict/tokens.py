@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.attention import sdpa_kernel
 
 from bayeslora.adapter.base import find_any_holder
+from bayeslora.adapter.sampling import Sampling, sampled
 from bayeslora.metrics import TokenScores
 from bayeslora.predict.mc import RunningAverage
 from bayeslora.predict.options import ATTENTION
@@ -103,48 +104,36 @@ class Predicted:
 def predict_tokens(
     model: nn.Module,
     texts: Sequence[EncodedText],
+    sampling: Sampling,
     *,
     pad_id: int = 0,
-    samples: int,
-    seed: int,
     batch_tokens: int,
-    layers: str = "all",
     advance: Callable[[int, int], None] | None = None,
 ) -> Iterator[Predicted]:
-    """Predict all targets under the same ``samples`` draws of the adapter, or under its mean if there are to be none.
+    """Predict all targets under the same draws of the adapter, or under its mean if there are to be none.
 
     Draws are made once from the seed, and take turns on every batch: of draws × tokens × vocabulary only one draw and
     the average so far are in memory, for at most ``batch_tokens`` and :data:`CELLS` (or one text).
     """
     holder = find_any_holder(model)
-    count = holder.draw_count(samples) if samples > 0 else 0
     device = next(model.parameters()).device
-    training = model.training
-    model.eval()
     done = 0
-    try:
-        with holder.restoring():
-            if count == 0:
-                holder.deterministic()
-            else:
-                holder.draw_from_seed(count, seed, layers=layers)
-            for rows in _batches(texts, batch_tokens, _vocabulary(model)):
-                batch = batch_texts([texts[row] for row in rows], pad_id, device)
-                counted = batch.places()
-                average = RunningAverage()
-                for draw in range(max(1, count)):
-                    with holder.restoring():
-                        if count > 1:
-                            holder.narrow(draw, 1)
-                        average.add(batch.logits(model)[counted].float().log_softmax(-1))
-                averaged = average.result()
-                require_numbers(averaged)
-                yield Predicted(rows, averaged, batch.targets[counted])
-                done += len(rows)
-                if advance is not None:
-                    advance(done, len(texts))
-    finally:
-        model.train(training)
+    with sampled(model, sampling) as draws:
+        for rows in _batches(texts, batch_tokens, _vocabulary(model)):
+            batch = batch_texts([texts[row] for row in rows], pad_id, device)
+            counted = batch.places()
+            average = RunningAverage()
+            for draw in range(draws):
+                with holder.restoring():
+                    if draws > 1:
+                        holder.narrow(draw, 1)
+                    average.add(batch.logits(model)[counted].float().log_softmax(-1))
+            averaged = average.result()
+            require_numbers(averaged)
+            yield Predicted(rows, averaged, batch.targets[counted])
+            done += len(rows)
+            if advance is not None:
+                advance(done, len(texts))
 
 
 def score_tokens(log_probabilities: Tensor, labels: Tensor) -> TokenScores:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bayeslora.adapter.base import ATTRIBUTE, Holder, find_any_holder
 from bayeslora.adapter.fan import Stack
+from bayeslora.adapter.sampling import MEAN, sampled
 from bayeslora.errors import InputError
 from bayeslora.predict.options import Encoded, OptionScores, PackedBatch, packed_length, packed_logits, score_options
 from bayeslora.predict.scorer import Scorer, batches_by_length
@@ -123,23 +124,11 @@ class TrunkScorer(Scorer):
 
         handle = self._layers[self._cut].register_forward_pre_hook(keep, with_kwargs=True)
         try:
-            with self._only(self._lower), self._at_the_mean():
+            with self._only(self._lower), sampled(self.model, MEAN):
                 packed_logits(self.model, batch)
         finally:
             handle.remove()
         return seen[0]
-
-    @contextmanager
-    def _at_the_mean(self) -> Iterator[None]:
-        """Inside the block the model is evaluated, with the posterior mean."""
-        training, holder = self.model.training, find_any_holder(self.model)
-        self.model.eval()
-        try:
-            with holder.restoring():
-                holder.deterministic()
-                yield
-        finally:
-            self.model.train(training)
 
     @contextmanager
     def _only(self, layers: nn.ModuleList) -> Iterator[None]:
@@ -162,7 +151,7 @@ class TrunkScorer(Scorer):
             return
         batch = self.pack(items)
         states = self._compute(batch)
-        with self._at_the_mean():
+        with sampled(self.model, MEAN):
             whole, inputs = self._observe(batch)
             with self._only(self._upper):
                 split, split_inputs = self._observe(batch, states)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from bayeslora.adapter.sampling import Sampling
 from bayeslora.adapter.base import find_any_holder
 from bayeslora.predict.generate import Writing, generate
 from bayeslora.progress import Advance
@@ -28,18 +29,14 @@ class Solver:
     Attributes:
         model: with an adapter.
         tokenizer: of the model.
-        samples: draws of the weights that are averaged; 0 uses the posterior mean.
-        seed: of the draws.
-        layers: those in which draws differ.
+        sampling: draws of the weights that are averaged.
         max_new_tokens: after which a solution ends at the latest.
         batch_tokens: of all solutions written side by side, draws included.
     """
 
     model: nn.Module
     tokenizer: PreTrainedTokenizerBase
-    samples: int
-    seed: int
-    layers: str
+    sampling: Sampling
     max_new_tokens: int
     batch_tokens: int
 
@@ -60,9 +57,10 @@ class Solver:
                 advance(done, len(problems))
 
     def _solve(self, problems: Sequence[Problem]) -> list[dict[str, Any]]:
-        writing = Writing(max_new_tokens=self.max_new_tokens, seed=self.seed)
+        writing = Writing(max_new_tokens=self.max_new_tokens, seed=self.sampling.seed)
         prompts = [ask(problem, self.tokenizer) for problem in problems]
-        written = generate(self.model, self.tokenizer, prompts, writing, samples=self.samples, layers=self.layers)
+        samples, layers = self.sampling.samples, self.sampling.layers
+        written = generate(self.model, self.tokenizer, prompts, writing, samples=samples, layers=layers)
         return [
             {
                 "id": problem.id,
@@ -76,7 +74,7 @@ class Solver:
         ]
 
     def _batches(self, problems: Sequence[Problem]) -> Iterator[list[Problem]]:
-        draws = max(1, find_any_holder(self.model).draw_count(self.samples) if self.samples else 0)
+        draws = max(1, self.sampling.count(find_any_holder(self.model)))
         lengths = {problem.id: len(encode_problem(problem, self.tokenizer).prompt_ids) for problem in problems}
         order = sorted(problems, key=lambda problem: (-lengths[problem.id], problem.id))
         start = 0

@@ -13,6 +13,7 @@ from peft import PeftModel
 from peft.utils import CONFIG_NAME
 
 from bayeslora.adapter.loading import load_adapter
+from bayeslora.adapter.sampling import Sampling
 from bayeslora.depth import check_depth
 from bayeslora.errors import InputError
 from bayeslora.files import replacing
@@ -176,10 +177,14 @@ class TrainedModel:
             partial.write_bytes((Path(folder) / CONFIG_NAME).read_bytes())
         self.calibration.save(self.directory.calibration)
 
+    @property
+    def _sampling(self) -> Sampling:
+        return Sampling(self.samples, self.config.seed, self.draw_layers)
+
     def token_predictor(self) -> TokenPredictor:
         """What predicts the tokens of texts."""
         predictor = make_token_predictor(self.model, self.loaded, self.config)
-        return replace(predictor, samples=self.samples, layers=self.draw_layers, calibration=self.calibration)
+        return replace(predictor, sampling=self._sampling, calibration=self.calibration)
 
     def predict_both(self, items: Sequence[Item]) -> tuple[Predictions, Predictions | None]:
         """Predictions as the run was trained and, if it is calibrated, those after it."""
@@ -193,7 +198,7 @@ class TrainedModel:
 
     def _predictor_with(self, scorer: Scorer) -> Predictor:
         predictor = make_predictor(scorer, self.loaded, self.config)
-        return replace(predictor, samples=self.samples, layers=self.draw_layers, calibration=self.calibration)
+        return replace(predictor, sampling=self._sampling, calibration=self.calibration)
 
 
 def _own(directory: RunDirectory) -> Calibration:
