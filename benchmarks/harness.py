@@ -24,7 +24,7 @@ from peft import PeftModel
 
 from bayeslora import load_model, load_run
 from bayeslora.adapter.sampling import MEAN
-from bayeslora.predict.scorer import score_questions
+from bayeslora.predict.questions import score_questions
 from bayeslora.runs.environment import describe_environment
 from bayeslora.runs.predictors import make_scorer
 from bayeslora.runs.trained import TrainedModel

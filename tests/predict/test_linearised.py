@@ -9,10 +9,11 @@ from peft import PeftModel
 from adapter.cases import adapted, base_model, generator
 from bayeslora import find_holder
 from bayeslora.adapter.sampling import Sampling
-from bayeslora.predict import linearised, pack, score_options
-from bayeslora.predict.curvature import fit_curvature
-from bayeslora.predict.gradients import differentiating
-from bayeslora.predict.linearised import (
+from bayeslora.predict import pack, score_options
+from bayeslora.predict.linearised import scores as linearised
+from bayeslora.predict.linearised.curvature import fit_curvature
+from bayeslora.predict.linearised.gradients import differentiating
+from bayeslora.predict.linearised.scores import (
     LEAST_DRAWS,
     option_jacobian,
     probit,
@@ -20,7 +21,8 @@ from bayeslora.predict.linearised import (
     score_at_precisions,
     score_linearised,
 )
-from bayeslora.predict.scorer import DrawScores, Scorer, score_questions
+from bayeslora.predict.questions import score_questions
+from bayeslora.predict.scorer import DrawScores, Scorer
 from bayeslora.predict.trunk import TrunkScorer
 from predict.test_options import questions
 from predict.test_scorer import assert_same

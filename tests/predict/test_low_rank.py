@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from bayeslora.predict import low_rank
-from bayeslora.predict.low_rank import SPARE, LowRankSum
+from bayeslora.predict.linearised import low_rank
+from bayeslora.predict.linearised.low_rank import SPARE, LowRankSum
 
 
 def vectors(count, size, rank=None, seed=0):

@@ -10,7 +10,8 @@ from bayeslora import BayesLoraConfig, find_holder
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError
 from bayeslora.predict.options import packed_length
-from bayeslora.predict.scorer import Scorer, score_questions
+from bayeslora.predict.questions import score_questions
+from bayeslora.predict.scorer import Scorer
 from bayeslora.predict.sharing import may_share_rows
 from bayeslora.predict.trunk import TrunkScorer
 from predict.test_options import Question, naive, questions

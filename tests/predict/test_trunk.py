@@ -29,7 +29,8 @@ from adapter.cases import SIZES, VOCABULARY, config, generator
 from bayeslora import find_holder
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError
-from bayeslora.predict.scorer import Scorer, score_questions
+from bayeslora.predict.questions import score_questions
+from bayeslora.predict.scorer import Scorer
 from bayeslora.predict.sharing import may_share_rows
 from bayeslora.predict.trunk import TrunkCache, TrunkScorer
 from predict.test_options import Question, questions

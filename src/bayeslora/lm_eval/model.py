@@ -27,7 +27,7 @@ from bayeslora.adapter import BayesLoraConfig, find_holder
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError, first_line
 from bayeslora.models.locate import locate
-from bayeslora.posterior import LaplacePosterior
+from bayeslora.posterior import Posterior
 from bayeslora.predict.mc import average_draws, averaging
 from bayeslora.predict.scorer import require_numbers
 
@@ -231,9 +231,9 @@ def _require_adapter(path: str | None, revision: str) -> str:
     return path
 
 
-def _require_draws(path: str, posterior: object) -> None:
+def _require_draws(path: str, posterior: Posterior) -> None:
     """Refuse a posterior whose predictions are not those of drawn networks."""
-    if isinstance(posterior, LaplacePosterior) and posterior.config.predictive != "draws":
+    if posterior.linearised:
         raise InputError(
             f"{path}: a Laplace approximation answers by its linearised model, which the harness cannot score; "
             "give samples=0 for its mean"

@@ -20,7 +20,7 @@ STEPS = tuple(10.0 ** (k / 2) for k in range(-6, 7))
 
 def make(making: Making) -> Made:
     """Curvature on the training questions, then the prior's precision by the evidence or on the validation questions."""
-    from bayeslora.predict.curvature import fit_curvature
+    from bayeslora.predict.linearised.curvature import fit_curvature
 
     posterior = making.posterior
     assert isinstance(making, QuestionMaking)
@@ -58,7 +58,7 @@ def _scores_at(
     precisions: Sequence[float], making: QuestionMaking, posterior: LaplacePosterior
 ) -> Iterator[DrawScores]:
     """Scores of the validation questions at each precision."""
-    from bayeslora.predict.linearised import score_at_precisions
+    from bayeslora.predict.linearised.scores import score_at_precisions
 
     predictor, encoded = making.predictor, making.validation.encoded
     advance = making.report.stage("choosing the prior")

@@ -141,6 +141,11 @@ class Posterior(nn.Module, ABC):
     has_width: ClassVar[bool] = True
     """Whether draws depend on the posterior's scale; a set of points has no width to multiply."""
 
+    @property
+    def linearised(self) -> bool:
+        """Whether questions are answered by the model linearised in its weights, and not by networks that are drawn."""
+        return False
+
     parameter_kinds: ClassVar[Mapping[str, str]] = {}
     """What the parameters whose names begin so are to an optimiser; all others are ``weights``. Kinds that begin with
     ``weights`` are point estimates, the only ones that weight decay is for."""

@@ -77,7 +77,7 @@ class LayerCurvature(NamedTuple):
 class LaplacePosterior(Posterior):
     """``N(θ̂, Λ⁻¹)`` with ``Λ = H + τ I``, block by block: one for each factor of each layer in scope.
 
-    Training sees the point ``θ̂`` only. After it :func:`bayeslora.predict.curvature.fit_curvature` sets ``H``, and
+    Training sees the point ``θ̂`` only. After it :func:`bayeslora.predict.linearised.curvature.fit_curvature` sets ``H``, and
     :meth:`best_precision` tells which ``τ`` the evidence prefers. Without curvature ``Λ`` is ``τ I``. Curvature and
     ``τ`` are buffers, so they are saved with the adapter.
     """
@@ -87,6 +87,11 @@ class LaplacePosterior(Posterior):
     parameter_kinds: ClassVar = {"A_": "weights_a", "B_": "weights_b"}
     random_groups: tuple[LayerGroup, ...]
     """The layers in scope, stacked by shape; the others are points."""
+
+    @property
+    def linearised(self) -> bool:
+        """See :class:`Posterior`."""
+        return self.config.predictive != "draws"
 
     def _initialise(self, generator: torch.Generator) -> None:
         self.random_groups = group_by_shape(self.layers if self.config.scope == "all" else self.layers[-1:])

@@ -25,7 +25,8 @@ from bayeslora.predict.calibrate import (
 )
 from bayeslora.predict.predictions import Predictions, main_metrics
 from bayeslora.predict.predictor import Predictor
-from bayeslora.predict.scorer import DrawScores, linearised_posterior
+from bayeslora.predict.questions import linearised_posterior
+from bayeslora.predict.scorer import DrawScores
 from bayeslora.progress import Advance
 from bayeslora.tasks import EncodedItem, Item, require_gold
 

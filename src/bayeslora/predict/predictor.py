@@ -14,7 +14,8 @@ from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.choose import choose_options
 from bayeslora.predict.mc import average_draws
 from bayeslora.predict.predictions import Predictions
-from bayeslora.predict.scorer import DrawScores, Scorer, score_questions
+from bayeslora.predict.questions import score_questions
+from bayeslora.predict.scorer import DrawScores, Scorer
 from bayeslora.tasks import EncodedItem, Item, Scoring, continuations, encode_items
 
 if TYPE_CHECKING:

@@ -11,12 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bayeslora.adapter.base import Holder, find_any_holder
-from bayeslora.adapter.holder import PosteriorHolder
+from bayeslora.adapter.base import find_any_holder
 from bayeslora.adapter.sampling import Sampling, sampled
-from bayeslora.errors import InputError, out_of_memory
+from bayeslora.errors import out_of_memory
 from bayeslora.models.context import context_length
-from bayeslora.posterior import LaplacePosterior
 from bayeslora.predict.mc import average_draws
 from bayeslora.predict.options import Encoded, OptionScores, PackedBatch, pack, packed_length, score_options
 from bayeslora.predict.sharing import may_share_rows
@@ -89,7 +87,7 @@ class DrawScores:
 
 
 @torch.no_grad()
-def score_questions(
+def score_draws(
     scorer: Scorer,
     items: Sequence[Encoded],
     sampling: Sampling,
@@ -97,27 +95,7 @@ def score_questions(
     batch_tokens: int,
     advance: Callable[[int, int], None] | None = None,
 ) -> DrawScores:
-    """Score questions under the same draws of the adapter, or under its mean if there are to be none.
-
-    The draws are made once from the seed and used for all questions, so a prediction depends neither on the other
-    questions nor on how they are batched, and equals that of the same draws exported as ordinary adapters. Draws and
-    questions are cut into parts of ``batch_tokens``, and into smaller ones where these do not fit the GPU's memory. A
-    Laplace approximation answers by the linearised model instead, unless it is set to draw weights. Adapters of PEFT's
-    own whose noise belongs to tokens do depend on the batching (see :mod:`bayeslora.adapter.foreign.holder`).
-    """
-    linearised = linearised_posterior(find_any_holder(scorer.model)) if sampling.samples > 0 else None
-    if linearised is not None:
-        from bayeslora.predict.linearised import score_linearised
-
-        if sampling.layers != "all":
-            raise InputError(
-                f"draw_layers is {sampling.layers!r}, but this Laplace approximation answers by its linearised model, which has "
-                "no draws to cut; use 'all', or train it with --settings predictive=draws"
-            )
-        samples, seed = sampling.samples, sampling.seed
-        return score_linearised(
-            scorer, items, linearised, samples=samples, seed=seed, batch_tokens=batch_tokens, advance=advance
-        )
+    """Score questions with drawn networks, or with the mean; see :func:`bayeslora.predict.questions.score_questions`."""
     with sampled(scorer.model, sampling, fan_out=True) as draws:
         return within_memory(
             lambda tokens: _score_at_most(scorer, items, draws, tokens, advance),
@@ -166,14 +144,6 @@ def _score_at_most(
                 if advance is not None:
                     advance(done // draws, len(items))
     return DrawScores(log_probabilities, totals)
-
-
-def linearised_posterior(holder: Holder) -> LaplacePosterior | None:
-    """The posterior in use, if its predictions are those of the linearised model."""
-    if not isinstance(holder, PosteriorHolder) or len(holder.active) != 1:
-        return None
-    only = holder.posterior(holder.active[0])
-    return only if isinstance(only, LaplacePosterior) and only.config.predictive != "draws" else None
 
 
 def require_numbers(log_probabilities: Tensor) -> None:

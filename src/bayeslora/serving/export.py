@@ -15,7 +15,6 @@ from bayeslora.errors import InputError
 from bayeslora.files import new_directory, tensor_failures
 from bayeslora.models.finite import require_finite_weights
 from bayeslora.models.locate import BUILTINS, locate
-from bayeslora.posterior import LaplacePosterior
 from bayeslora.runs.environment import PACKAGES
 from bayeslora.runs.trained import TrainedModel
 from bayeslora.serving.engines import Service
@@ -74,7 +73,7 @@ def _checked(trained: TrainedModel, samples: int) -> BayesLoraModel:
             "is equal to; export a run of another method"
         )
     posterior = tuner.holder.posterior("default")
-    if samples > 0 and isinstance(posterior, LaplacePosterior) and posterior.config.predictive != "draws":
+    if samples > 0 and posterior.linearised:
         raise InputError(
             f"a run of {trained.config.method!r} answers by the linearised model (predictive={posterior.config.predictive!r}), "
             "and its draws would answer otherwise; train with the setting predictive=draws, or export 0 samples: its mean"

@@ -25,8 +25,8 @@ from bayeslora.adapter.lora import adapted_layers
 from bayeslora.errors import InputError
 from bayeslora.posterior.base import LayerFactors
 from bayeslora.posterior.laplace import FactorCurvature, LaplacePosterior, LayerCurvature
-from bayeslora.predict.gradients import differentiating, graph_batches, option_gradients, with_graphs
-from bayeslora.predict.low_rank import LowRankSum
+from bayeslora.predict.linearised.gradients import differentiating, graph_batches, option_gradients, with_graphs
+from bayeslora.predict.linearised.low_rank import LowRankSum
 from bayeslora.predict.options import Encoded, OptionScores, PackedBatch
 from bayeslora.predict.scorer import Scorer, require_numbers
 

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from bayeslora.adapter.holder import PosteriorHolder
+from bayeslora.posterior.base import Posterior
 from bayeslora.posterior.decompose import eigh
 from bayeslora.posterior.laplace import LaplacePosterior
-from bayeslora.predict.gradients import differentiating, graph_batches, option_gradients, with_graphs
+from bayeslora.predict.linearised.gradients import differentiating, graph_batches, option_gradients, with_graphs
 from bayeslora.predict.options import Encoded, OptionScores
 from bayeslora.predict.scorer import DrawScores, Scorer, require_numbers
 
@@ -31,7 +32,7 @@ Jacobian = list[tuple[Tensor, Tensor]]
 def score_linearised(
     scorer: Scorer,
     items: Sequence[Encoded],
-    posterior: LaplacePosterior,
+    posterior: Posterior,
     *,
     samples: int,
     seed: int,
@@ -45,6 +46,7 @@ def score_linearised(
     batched. Draws come in pairs of opposite noise, so their logits average to those of the mean: it is probabilities that
     must be averaged.
     """
+    assert isinstance(posterior, LaplacePosterior), "no other posterior has curvature"
     precisions = [posterior.prior_precision]
     (scores,) = score_at_precisions(
         scorer, items, posterior, precisions, samples=samples, seed=seed, batch_tokens=batch_tokens, advance=advance
