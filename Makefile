@@ -92,7 +92,7 @@ chromium: ## Install the browser that tests of the web page need, if it is missi
 		|| echo "Note: Chromium cannot be installed here; tests that need it are skipped."
 
 browser: $(STAMP) chromium ## Run the tests of the web page
-	$(PYTEST) -rs -m 'not slow' tests/serve/test_page.py
+	$(PYTEST) -rs -m 'not slow' tests/server/test_page.py
 
 lint: $(STAMP) ## Check style and formatting
 	$(BIN)/ruff check .

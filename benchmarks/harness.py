@@ -24,11 +24,11 @@ from peft import PeftModel
 
 from bayeslora import load_model, load_run
 from bayeslora.adapter.sampling import MEAN
+from bayeslora.export.adapters import export_run
 from bayeslora.predict.questions import score_questions
 from bayeslora.runs.environment import describe_environment
 from bayeslora.runs.predictors import make_scorer
 from bayeslora.runs.trained import TrainedModel
-from bayeslora.serving.export import export_run
 from bayeslora.tasks import Item, encode_items, load_task, require_gold
 
 T = TypeVar("T")

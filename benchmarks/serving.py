@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from bayeslora import load_run
+from bayeslora.export.manifest import read_manifest
 from bayeslora.remote import RemoteModel
 from bayeslora.runs.environment import describe_environment
-from bayeslora.serving.manifest import read_manifest
 from bayeslora.tasks import load_task
 
 

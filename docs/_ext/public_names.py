@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-PACKAGES = ("bayeslora", "bayeslora.train", "bayeslora.serving", "bayeslora.lm_eval")
+PACKAGES = ("bayeslora", "bayeslora.train", "bayeslora.export", "bayeslora.remote", "bayeslora.lm_eval")
 
 
 def setup(app: Any) -> dict[str, bool]:

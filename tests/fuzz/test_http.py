@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bayeslora import load_run
-from bayeslora.serve.app import create_app
-from bayeslora.serve.engine import Engine
-from bayeslora.serve.limits import Limits
+from bayeslora.server.app import create_app
+from bayeslora.server.engine import Engine
+from bayeslora.server.limits import Limits
 from fuzz.outcomes import fuzzed
 from fuzz.test_adapters import json_values
-from serve.conftest import TEMPLATE
-from serve.live import live
+from server.conftest import TEMPLATE
+from server.live import live
 from train.tiny import bayeslora, options
 
 pytestmark = pytest.mark.system

@@ -14,11 +14,11 @@ from bayeslora.predict.calibrate import PRIOR_SD, Calibration, choose_scale, fit
 from bayeslora.predict.calibrating import FEW_SCALES
 from bayeslora.predict.predictions import read_predictions
 from bayeslora.predict.predictor import Predictor
-from bayeslora.tasks import load_task, require_gold
-from bayeslora.train import PredictionConfig, train
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.evaluation import evaluate
 from bayeslora.runs.trained import load_run
+from bayeslora.tasks import load_task, require_gold
+from bayeslora.train import PredictionConfig, train
 from train.tiny import SIZES, bayeslora, finished, options, question, read_json, run_config, task_directory, write_task
 
 CALIBRATED = PredictionConfig(samples=3)

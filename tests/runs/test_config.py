@@ -11,6 +11,7 @@ from bayeslora.errors import InputError
 from bayeslora.methods import METHODS, Method, Preset
 from bayeslora.methods.base import COMMON
 from bayeslora.posterior import DecoupledConfig, InducingConfig
+from bayeslora.runs.config import _parse_pairs, differences, flatten, from_dict, saved_run, to_dict
 from bayeslora.train import (
     AdapterConfig,
     DataConfig,
@@ -20,7 +21,6 @@ from bayeslora.train import (
     TrainingConfig,
     resolve,
 )
-from bayeslora.runs.config import _parse_pairs, differences, flatten, from_dict, saved_run, to_dict
 
 PARTS = {
     "data": DataConfig,

@@ -24,10 +24,10 @@ from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.generate import Writing
 from bayeslora.predict.predictions import read_predictions
-from bayeslora.tasks import Item, Prompt, load_task, require_gold
-from bayeslora.train import AdapterConfig, PredictionConfig, train
 from bayeslora.runs import trained as trained_module
 from bayeslora.runs.trained import TrainedModel
+from bayeslora.tasks import Item, Prompt, load_task, require_gold
+from bayeslora.train import AdapterConfig, PredictionConfig, train
 from tasks.cases import write_lines
 from tiers import some
 from train import tiny

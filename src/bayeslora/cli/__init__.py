@@ -22,8 +22,8 @@ from bayeslora import __version__
 from bayeslora.arguments import one_line, with_config
 from bayeslora.cli.ablate import Ablate
 from bayeslora.cli.ask import Generate, Predict
-from bayeslora.cli.carry import Convert, Export, Merge
 from bayeslora.cli.common import Verb
+from bayeslora.cli.export import Convert, Export, Merge
 from bayeslora.cli.lists import Methods, Models, Tasks
 from bayeslora.cli.measure import Bench
 from bayeslora.cli.report import Report

@@ -13,7 +13,7 @@ from tyro.conf import OmitArgPrefixes
 
 from bayeslora.cli.common import OfDraws
 from bayeslora.errors import InputError
-from bayeslora.serve.limits import Limits
+from bayeslora.server.limits import Limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,8 @@ class Serve(OfDraws):
         """Serve, with the url on stdout once requests are answered."""
         if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None:
             raise InputError("serving needs fastapi and uvicorn; run: pip install 'fastapi>=0.132' uvicorn")
-        from bayeslora.serve.hosts import Hosts, check_hosts, is_local
-        from bayeslora.serve.run import bind, read_token, serve, url_of
+        from bayeslora.server.hosts import Hosts, check_hosts, is_local
+        from bayeslora.server.run import bind, read_token, serve, url_of
 
         check_hosts(self.allowed_hosts)
         token = read_token(self.token_file)

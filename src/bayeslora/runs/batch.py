@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from bayeslora.errors import InputError
+from bayeslora.runs.trained import TrainedModel
 from bayeslora.tasks import Item, encode_items
 from bayeslora.tasks.file import question_item
 from bayeslora.tasks.sources import parse_object, read_lines
-from bayeslora.runs.trained import TrainedModel
 
 CHUNK = 256
 """Lines in memory at a time. They are answered together, sorted by length."""

@@ -8,12 +8,12 @@ from typing import Any
 
 from bayeslora.errors import InputError
 from bayeslora.files import write_json
-from bayeslora.tasks import Task, TokenTask, find_task
 from bayeslora.runs.config import to_dict
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.environment import describe_environment, peak_memory
 from bayeslora.runs.judging import SCHEMA, Judged, TokenJudge, judge_questions, read_reference, require_judgeable
 from bayeslora.runs.trained import TrainedModel
+from bayeslora.tasks import Task, TokenTask, find_task
 
 
 def evaluate(

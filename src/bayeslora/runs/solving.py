@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from bayeslora.adapter.sampling import Sampling
 from bayeslora.adapter.base import find_any_holder
+from bayeslora.adapter.sampling import Sampling
 from bayeslora.predict.generate import Writing, generate
 from bayeslora.progress import Advance
+from bayeslora.runs.answer_file import AnswerFile
 from bayeslora.tasks.boxed import boxed_answer, same_answer
 from bayeslora.tasks.problems import Problem, ask, encode_problem
-from bayeslora.runs.answer_file import AnswerFile
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

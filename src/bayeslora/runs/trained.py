@@ -36,10 +36,10 @@ from bayeslora.predict.scorer import Scorer
 from bayeslora.predict.token_predictor import TokenPredictor
 from bayeslora.predict.written import Generation, Watch
 from bayeslora.progress import Reporter, Silent
-from bayeslora.tasks import Item, Task, load_task, make_item, require_gold
 from bayeslora.runs.config import RunConfig, check_samples, from_dict
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.predictors import load_base, make_predictor, make_scorer, make_token_predictor
+from bayeslora.tasks import Item, Task, load_task, make_item, require_gold
 
 if TYPE_CHECKING:
     from transformers.generation import BaseStreamer

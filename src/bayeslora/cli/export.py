@@ -1,0 +1,99 @@
+"""Verbs that carry adapters and models elsewhere."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tyro.conf import Positional
+
+from bayeslora.cli.common import OfDraws, OfRun
+from bayeslora.progress import reporter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export(OfDraws):
+    """Write draws of a run as ordinary LoRA adapters, for vLLM, SGLang or PEFT without this package."""
+
+    out: Path
+    """Directory for the adapters and manifest.json, which holds the command lines that serve them."""
+    seed: int | None = None
+    """Seed of the draws; by default the run's own, whose draws are those of its predictions."""
+    raw: bool = False
+    """Leave out what calibrate found."""
+
+    def run(self) -> None:
+        """Export, with what to do next on stdout."""
+        from bayeslora.export.adapters import export_run
+        from bayeslora.export.manifest import read_manifest
+
+        with self.loaded(raw=self.raw) as trained:
+            place = export_run(trained, trained.samples, self.out, seed=self.seed)
+        manifest = read_manifest(place)
+        if self.json:
+            print((place / "manifest.json").read_text(encoding="utf-8"))
+            return
+        print(f"{place}: {len(manifest.adapters)} adapters and their mean")
+        for warning in manifest.warnings:
+            print(f"note: {warning}")
+        for engine, command in manifest.commands.items():
+            print(f"\n{engine}:\n  {command}")
+        print(
+            f"\nfrom Python: bayeslora.remote.RemoteModel('http://127.0.0.1:8000', {str(place)!r}).ask(question, choices)"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merge(OfRun):
+    """Write the base model with the posterior mean in its weights: an ordinary model that costs nothing extra."""
+
+    out: Path
+    """Directory for the model."""
+
+    def run(self) -> None:
+        """Merge, with where it is on stdout."""
+        from bayeslora.export.adapters import merge_run
+        from bayeslora.runs.trained import load_run
+
+        with reporter(quiet=self.quiet) as report:
+            trained = load_run(
+                self.directory, device=self.device, raw=True, report=report, trust_remote_code=self.trust_remote_code
+            )
+            place = merge_run(trained, self.out)
+        print(json.dumps({"directory": str(place)}) if self.json else f"{place}: the merged model")
+
+
+@dataclass(frozen=True)
+class Convert:
+    """Convert a GGUF file (SmolLM2 or Qwen2.5) into a model directory in Hugging Face format."""
+
+    file: Annotated[Positional[Path], tyro.conf.arg(metavar="FILE.gguf")]
+    """The GGUF file."""
+    directory: Annotated[Positional[Path], tyro.conf.arg(metavar="DIRECTORY")]
+    """The directory to write. It appears complete or not at all."""
+    force: bool = False
+    """Replace a directory written by an earlier conversion."""
+    quiet: bool = False
+    """Print errors only."""
+    json: bool = False
+    """Print the result as JSON."""
+
+    def run(self) -> None:
+        """Convert, with progress on stderr and the result on stdout."""
+        from bayeslora.models.convert import convert_gguf
+
+        start = time.perf_counter()
+        with reporter(quiet=self.quiet) as report:
+            convert_gguf(
+                self.file, self.directory, force=self.force, progress=report.stage(f"converting {self.file.name}")
+            )
+        seconds = round(time.perf_counter() - start, 2)
+        size = sum(path.stat().st_size for path in self.directory.iterdir())
+        if self.json:
+            print(json.dumps({"directory": str(self.directory), "bytes": size, "seconds": seconds}))
+        elif not self.quiet:
+            print(f"{self.directory}: {size / 1e6:.1f} MB written in {seconds} s")

@@ -1,5 +1,0 @@
-"""Runs behind an endpoint, by their public name: ``bayeslora.remote.RemoteModel``."""
-
-from bayeslora.serving.remote import RemoteModel
-
-__all__ = ["RemoteModel"]

@@ -1,0 +1,183 @@
+"""How good predictions are: of questions with options, of every token, and of solutions that are written."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from bayeslora.errors import InputError
+from bayeslora.methods import find_method
+from bayeslora.models import LoadedModel
+from bayeslora.predict.calibrate import Calibration
+from bayeslora.predict.predictions import Predictions
+from bayeslora.predict.token_predictor import TokenPredictions, TokenPredictor, read_token_predictions
+from bayeslora.progress import Reporter
+from bayeslora.runs.config import RunConfig, to_dict
+from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.solving import Solver, solve, solving_metrics
+from bayeslora.tasks import EncodedText, ProblemTask, TokenTask
+from bayeslora.tasks.boxed import require_checker
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+SCHEMA = 1
+"""Of ``result.json``."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How good predictions are, and how to keep what that was computed from.
+
+    Attributes:
+        metrics: by name, as fractions and nats.
+        intervals: of those that have one.
+        write: puts the predictions into a directory.
+        more: what else belongs into the result.
+    """
+
+    metrics: Mapping[str, float]
+    intervals: Mapping[str, Mapping[str, float]]
+    write: Callable[[RunDirectory], None]
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+def judge_questions(raw: Predictions, after: Predictions | None, calibration: Calibration | None) -> Judged:
+    """How good predictions of questions with answers are, as trained and after calibration."""
+
+    def write(directory: RunDirectory) -> None:
+        raw.write(directory.predictions)
+        if after is not None:
+            after.write(directory.calibrated)
+
+    more: dict[str, Any] = {"predictions": FILES.predictions.name}
+    if after is not None and calibration is not None:
+        more["calibrated"] = {
+            "temperature": calibration.temperature,
+            "posterior_scale": calibration.posterior_scale,
+            "draw_layers": calibration.draw_layers,
+            "metrics": after.metrics(),
+            "intervals": after.intervals(),
+            "predictions": FILES.calibrated.name,
+        }
+    return Judged(raw.metrics(), raw.intervals(), write, more)
+
+
+FILES = RunDirectory(Path())
+
+
+COT = "cot_"
+"""Before the names of metrics over the tokens of reference solutions."""
+
+
+@dataclass(frozen=True)
+class TokenJudge:
+    """Judges a model by the tokens of a split and, where there are problems, by the solutions it writes.
+
+    Attributes:
+        config: of the run.
+        model: with its adapter.
+        loaded: the base model with its tokenizer.
+        predictor: predicts tokens.
+        report: told how it goes.
+    """
+
+    config: RunConfig
+    model: PeftModel
+    loaded: LoadedModel
+    predictor: TokenPredictor
+    report: Reporter
+
+    def __call__(
+        self,
+        task: TokenTask,
+        split: str,
+        texts: Sequence[EncodedText],
+        directory: RunDirectory | None,
+        reference: Path | None = None,
+    ) -> Judged:
+        """Figures on a split. Uncertain tokens are those of the ``reference``, or of the model itself if it is a LoRA."""
+        predictions = self.predictor(texts, self.report.stage(f"predicting {split}"))
+        if reference is not None:
+            predictions = predictions.with_reference(read_reference(reference, split), str(reference))
+        elif self.config.method == "lora" and self.predictor.calibration.temperature == 1.0:
+            predictions = predictions.with_reference(predictions, "itself")
+        if not isinstance(task, ProblemTask):
+            return _judged(predictions, split, predictions.metrics(), {})
+        records = self._records(task, split, directory)
+        figures = solving_metrics(records) if records else {}
+        figures |= {f"{COT}{name}": value for name, value in predictions.metrics().items()}
+        return _judged(predictions, split, figures, {"solutions": len(records)})
+
+    def _records(self, task: ProblemTask, split: str, directory: RunDirectory | None) -> list[dict[str, Any]]:
+        settings = {
+            "config": to_dict(self.config),
+            "task": task.name,
+            "split": split,
+            "samples": self.predictor.sampling.samples,
+            "draw_layers": self.predictor.sampling.layers,
+            "posterior_scale": self.predictor.calibration.posterior_scale,
+        }
+        problems = chosen(task.load(split), self.config.prediction.solutions, "solutions")
+        path = None if directory is None else directory.solutions
+        return solve(self._solver, problems, path, settings, self.report.stage("solving")) if problems else []
+
+    @property
+    def _solver(self) -> Solver:
+        return Solver(
+            self.model,
+            self.loaded.tokenizer,
+            sampling=self.predictor.sampling,
+            max_new_tokens=self.config.prediction.max_new_tokens,
+            batch_tokens=self.config.prediction.batch_tokens,
+        )
+
+
+def _judged(predictions: TokenPredictions, split: str, metrics: Mapping[str, float], more: Mapping[str, Any]) -> Judged:
+    def write(directory: RunDirectory) -> None:
+        predictions.write(directory.tokens(split))
+
+    return Judged(metrics, {}, write, {"tokens": len(predictions.scores), **more})
+
+
+def read_reference(path: Path, split: str) -> TokenPredictions:
+    """Scores of the tokens of a split from the directory of a LoRA's run, or of its evaluation."""
+    directory = RunDirectory(path)
+    result = directory.read_result()
+    method = result["config"]["method"]
+    if method != "lora":
+        raise InputError(
+            f"{path}: is of method {method!r}; give a run of method 'lora' (or its evaluation) as reference"
+        )
+    if not directory.tokens(split).exists():
+        raise InputError(
+            f"{path}: has no scores of the tokens of split {split!r}; give a LoRA run on this task, or a directory that "
+            "bayeslora evaluate --out has written for it"
+        )
+    return read_token_predictions(directory.tokens(split))
+
+
+def require_judgeable(config: RunConfig, task: TokenTask, samples: int) -> None:
+    """Refuse early what would fail when all else is done: solutions that could not be written or checked."""
+    if not isinstance(task, ProblemTask) or config.prediction.solutions == 0:
+        return
+    require_checker()
+    if samples > 1 and find_method(config.method).foreign() is not None:
+        raise InputError(
+            f"method {config.method!r} is an adapter of PEFT's own, which cannot average draws while it writes solutions; use "
+            "--samples 1 (or 0), or --solutions 0 to write none"
+        )
+
+
+def chosen(items: Sequence[T], limit: int | None, word: str) -> list[T]:
+    """So many of the items at random, or all. The same for all seeds: members of an ensemble learn from the same."""
+    if limit is None:
+        return list(items)
+    shuffled = list(items)
+    random.Random(word).shuffle(shuffled)
+    return shuffled[:limit]

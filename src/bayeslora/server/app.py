@@ -1,0 +1,250 @@
+"""The endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
+from fastapi.security import HTTPBearer
+from pydantic import BaseModel
+
+import bayeslora
+from bayeslora.predict.generate import Prompt, Writing
+from bayeslora.server.desk import Desk
+from bayeslora.server.engine import Engine, Question, Text, Written
+from bayeslora.server.errors import Failure, as_failure, described, error_body, install_handlers
+from bayeslora.server.evaluation import evaluate_run
+from bayeslora.server.gates import Guard, LimitBody, LimitWork, Measure, RequireToken
+from bayeslora.server.hosts import Hosts, KnowHost
+from bayeslora.server.limits import LOOKS
+from bayeslora.server.metrics import CONTENT_TYPE, Metrics
+from bayeslora.server.openai_schemas import ChatCompletion, ChatRequest, Completion, CompletionRequest, TextRequest
+from bayeslora.server.replies import ChatReply, CompletionReply, Reply, count_usage
+from bayeslora.server.schemas import ChoicesReply, ChoicesRequest, Evaluation, Health, Model, ModelList
+from bayeslora.server.web import page_routes
+from bayeslora.server.worker import Worker
+from bayeslora.tasks import make_item
+
+log = logging.getLogger("bayeslora.server")
+
+WORK_ERRORS = described(400, 401, 403, 404, 408, 413, 422, 429, 500, 503, 504)
+LOOK_ERRORS = described(401, 403, 500)
+STREAM: dict[int | str, dict[str, Any]] = {  # of events; what one of them holds, OpenAPI 3.1 cannot say
+    200: {"content": {"text/event-stream": {"schema": {}}}}
+}
+COMPLETION_TOKENS = 16
+"""That are written where the request does not say, as OpenAI has it."""
+
+
+def create_app(
+    engine: Engine, name: str, token: str | None = None, evaluation: Path | None = None, hosts: Hosts | None = None
+) -> FastAPI:
+    """The server as an ASGI application; its worker lives as long as its lifespan.
+
+    Args:
+        engine: what answers.
+        name: of the model.
+        token: that requests must bring.
+        evaluation: that of :func:`bayeslora.server.evaluation.evaluate_run`.
+        hosts: under which it may be asked; the names of this machine for itself by default.
+    """
+    limits = engine.limits
+    told = evaluate_run(engine.trained, name, limits.max_samples, evaluation)
+    server = _Endpoints(engine, name, told, wants_token=token is not None)
+    metrics = Metrics(
+        sorted({route.path for route in server.router.routes if hasattr(route, "path")} | {"/", "/openapi.json"})
+    )
+    worker = Worker(engine, limits.queue, metrics)
+    metrics.depth = lambda: worker.depth
+    server.metrics, server.worker, server.desk = metrics, worker, Desk(worker, limits.timeout)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        worker.start()
+        yield
+        worker.stop()  # whoever runs this has waited for the requests that were taken
+        await asyncio.to_thread(worker.join)
+
+    app = FastAPI(
+        title="bayeslora",
+        version=bayeslora.__version__,
+        description="A fine-tuned language model that knows what it does not know.",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    install_handlers(app)
+    app.include_router(server.router)
+    app.include_router(page_routes())
+    app.state.worker = worker
+    app.add_middleware(LimitWork, most=limits.connections - LOOKS)
+    app.add_middleware(LimitBody, most=limits.max_body, seconds=limits.timeout)
+    if token is not None:
+        app.add_middleware(RequireToken, token=token)
+    app.add_middleware(KnowHost, hosts=hosts or Hosts())
+    app.add_middleware(Guard)
+    app.add_middleware(Measure, metrics=metrics)
+    return app
+
+
+class _Endpoints:
+    def __init__(self, engine: Engine, name: str, evaluation: Evaluation, *, wants_token: bool) -> None:
+        self.name = name
+        self.limits = engine.limits
+        self.samples = engine.trained.samples
+        self.desk: Desk
+        self.metrics: Metrics
+        self.worker: Worker
+        self.evaluation = evaluation
+        self.created = int(engine.trained.directory.config.stat().st_mtime)
+        self.router = self._routes(wants_token=wants_token)
+
+    def _routes(self, *, wants_token: bool) -> APIRouter:
+        """Tokens are checked at the gate; here they are described."""
+        router = APIRouter()
+        bearer = [Depends(HTTPBearer(auto_error=False))] if wants_token else []
+        look: dict[str, Any] = {"methods": ["GET"], "dependencies": bearer, "responses": LOOK_ERRORS}
+        work: dict[str, Any] = {"methods": ["POST"], "dependencies": bearer}
+        router.add_api_route("/healthz", self.health, methods=["GET"], responses=described(403, 503))
+        router.add_api_route("/metrics", self.prometheus, response_class=Response, **look)
+        router.add_api_route("/v1/models", self.models, **look)
+        router.add_api_route("/v1/evaluation", self.evaluated, **look)
+        router.add_api_route("/v1/choices", self.choices, responses=WORK_ERRORS, **work)
+        streamed = WORK_ERRORS | STREAM
+        router.add_api_route("/v1/completions", self.complete, response_model=Completion, responses=streamed, **work)
+        router.add_api_route(
+            "/v1/chat/completions", self.chat, response_model=ChatCompletion, responses=streamed, **work
+        )
+        return router
+
+    async def health(self) -> Health:
+        """Whether the server is up, and its model predicts."""
+        if (trouble := self.worker.trouble) is not None:
+            raise Failure(503, trouble)
+        return Health(status="ok")
+
+    async def prometheus(self) -> Response:
+        """Figures for Prometheus."""
+        return Response(self.metrics.text(), media_type=CONTENT_TYPE)
+
+    async def models(self) -> ModelList:
+        """The model that is served."""
+        return ModelList(data=[Model(id=self.name, created=self.created)])
+
+    async def evaluated(self) -> Evaluation:
+        """How good the model is, and how it was calibrated."""
+        return self.evaluation
+
+    async def choices(self, request: Request, body: ChoicesRequest) -> ChoicesReply:
+        """Probabilities over the choices of a question, and whether the model is sure enough to answer."""
+        self._require_model(body.model)
+        self.limits.require_readable([body.question, *body.choices, body.passage])
+        item = make_item(body.question, body.choices, body.passage, bare=body.bare)
+        question = Question(item, self._samples(body.samples), body.level, body.deterministic)
+        answered = await self.desk.ask(request, question)
+        answer = answered.answer
+        return ChoicesReply(
+            model=self.name,
+            answer=answer.answer,
+            abstains=answer.abstains,
+            confidence=answer.confidence,
+            choices=list(answer.choices),
+            probabilities=list(answer.probabilities),
+            draws=answered.draws,
+            entropy=answer.entropy,
+            aleatoric=answer.aleatoric,
+            epistemic=answer.epistemic,
+            level=body.level,
+            prediction_set=None if answer.prediction_set is None else list(answer.prediction_set),
+            deterministic=answered.deterministic,
+        )
+
+    async def complete(self, request: Request, body: CompletionRequest) -> Any:
+        """Continue texts with tokens from the average of the draws."""
+        prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+        wanted = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+        texts = self._texts(prompts, body, wanted, body.logprobs or 0)
+        reply = CompletionReply(self.name, texts, logprobs=body.logprobs is not None)
+        return await self._reply(request, body, texts, reply)
+
+    async def chat(self, request: Request, body: ChatRequest) -> Any:
+        """Continue a conversation."""
+        if body.top_logprobs is not None and not body.logprobs:
+            raise Failure(400, "top_logprobs belongs to logprobs; set that to true")
+        given = [n for n in (body.max_completion_tokens, body.max_tokens) if n is not None]
+        messages = [message.plain for message in body.messages]
+        texts = self._texts([messages], body, given[0] if given else self.limits.max_tokens, body.top_logprobs or 0)
+        reply = ChatReply(self.name, texts, logprobs=bool(body.logprobs))
+        return await self._reply(request, body, texts, reply)
+
+    def _texts(self, prompts: Sequence[Prompt], body: TextRequest, wanted: int, top: int) -> list[Text]:
+        self._require_model(body.model)
+        if wanted > self.limits.max_tokens:
+            raise Failure(400, f"max_tokens is {wanted}; this server writes at most {self.limits.max_tokens}")
+        for prompt in prompts:
+            self.limits.require_readable([prompt] if isinstance(prompt, str) else [m["content"] for m in prompt])
+        temperature = 1.0 if body.temperature is None else body.temperature
+        fresh = random.getrandbits(31) if temperature > 0 else 0
+        writing = Writing(
+            max_new_tokens=wanted,
+            temperature=temperature,
+            top_p=1.0 if body.top_p is None else body.top_p,
+            stop=body.stops,
+            seed=fresh if body.seed is None else body.seed,
+        )
+        return [Text(prompt, writing, self._samples(body.samples), top) for prompt in prompts]
+
+    async def _reply(self, request: Request, body: TextRequest, texts: Sequence[Text], reply: Reply) -> Any:
+        if not body.stream:
+            return reply.whole(await self.desk.write(request, texts))
+        events = await self.desk.stream(request, texts)
+        usage = body.stream_options is not None and body.stream_options.include_usage
+        sent = _sent(_pieces(events, reply, usage=usage))
+        return StreamingResponse(sent, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+    def _samples(self, wanted: int | None) -> int:
+        samples = self.samples if wanted is None else wanted
+        if samples > self.limits.max_samples:
+            raise Failure(400, f"samples is {samples}; this server draws at most {self.limits.max_samples}")
+        return samples
+
+    def _require_model(self, name: str | None) -> None:
+        if name not in (None, self.name):
+            raise Failure(404, f"there is no model {name!r}; this server has {self.name!r}", code="model_not_found")
+
+
+async def _pieces(events: AsyncIterator[Any], reply: Reply, *, usage: bool) -> AsyncIterator[BaseModel]:
+    done: list[Written] = []
+    for piece in reply.opening():
+        yield piece
+    async for event in events:
+        if isinstance(event.news, Written):
+            done.append(event.news)
+            yield reply.closing(event.index, event.news)
+        else:
+            yield reply.piece(event.index, event.news)
+    if usage:
+        yield reply.usage_piece(count_usage(done))
+
+
+async def _sent(pieces: AsyncIterator[BaseModel]) -> AsyncIterator[str]:
+    """As server-sent events. The status is sent already when something fails on the way, so that is an event, too."""
+    try:
+        async for piece in pieces:
+            yield f"data: {piece.model_dump_json()}\n\n"
+    except Exception as error:
+        failure = as_failure(error)
+        if failure is None:
+            log.exception("a stream failed")
+            failure = Failure(500, "the server failed; its log says why")
+        yield f"data: {json.dumps(error_body(failure.status, failure.message))}\n\n"
+        return
+    yield "data: [DONE]\n\n"

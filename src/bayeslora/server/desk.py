@@ -1,0 +1,149 @@
+"""Hands requests to the worker and waits for it: not longer than allowed, and not for clients that have gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+
+from bayeslora.server.engine import Answered, Piece, Question, Text, Written
+from bayeslora.server.errors import GONE, Failure, busy
+from bayeslora.server.worker import STOPPING, Closed, Full, Job, TextJob, Worker
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something new of one of several texts: a piece, or at last the whole."""
+
+    index: int
+    news: Piece | Written
+
+
+class Desk:
+    """See above.
+
+    Args:
+        worker: who does the work.
+        timeout: seconds after which a request is given up.
+    """
+
+    def __init__(self, worker: Worker, timeout: float) -> None:
+        self._worker = worker
+        self._timeout = timeout
+
+    async def ask(self, request: Request, question: Question) -> Answered:
+        """The answer to a question."""
+        job: Job[Question, Answered] = Job(question)
+        try:
+            with _in_words():
+                self._worker.ask(job)
+                answered: Answered = await self._first(request, asyncio.wrap_future(job.future), self._deadline())
+            return answered
+        finally:
+            job.abandon()
+
+    async def write(self, request: Request, texts: Sequence[Text]) -> list[Written]:
+        """The texts, when all of them are done."""
+        jobs: list[TextJob] = [Job(text) for text in texts]
+        try:
+            with _in_words():
+                self._worker.write(jobs)
+                all_done = asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
+                written: list[Written] = await self._first(request, all_done, self._deadline())
+            return written
+        finally:
+            _abandon(jobs)
+
+    async def stream(self, request: Request, texts: Sequence[Text]) -> AsyncIterator[Event]:
+        """The texts as they grow. It returns when there is something to tell, so failures until then have a status."""
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Piece | Future[Written]]]()
+
+        def told(index: int) -> Callable[[Any], None]:
+            def tell(news: Piece | Future[Written]) -> None:
+                loop.call_soon_threadsafe(events.put_nowait, (index, news))
+
+            return tell
+
+        jobs: list[TextJob] = [Job(text, told(index)) for index, text in enumerate(texts)]
+        for index, job in enumerate(jobs):
+            job.future.add_done_callback(told(index))
+        deadline = self._deadline()
+        try:
+            with _in_words():
+                self._worker.write(jobs)
+                first = _event(*await self._first(request, asyncio.ensure_future(events.get()), deadline))
+        except BaseException:
+            _abandon(jobs)
+            raise
+        return self._events(first, events, jobs, deadline)
+
+    async def _events(
+        self,
+        event: Event,
+        events: asyncio.Queue[tuple[int, Piece | Future[Written]]],
+        jobs: Sequence[TextJob],
+        deadline: float,
+    ) -> AsyncIterator[Event]:
+        left = len(jobs)
+        try:
+            while True:
+                yield event
+                left -= isinstance(event.news, Written)
+                if not left:
+                    return
+                with _in_words():
+                    async with asyncio.timeout_at(deadline):
+                        event = _event(*await events.get())
+        except TimeoutError:
+            raise self._late() from None
+        finally:
+            _abandon(jobs)
+
+    def _deadline(self) -> float:
+        return asyncio.get_running_loop().time() + self._timeout
+
+    async def _first(self, request: Request, waiting: asyncio.Future[Any], deadline: float) -> Any:
+        """What is waited for, unless time runs out or the client goes away before."""
+        gone = asyncio.ensure_future(_gone(request))
+        seconds = deadline - asyncio.get_running_loop().time()
+        try:
+            await asyncio.wait({waiting, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                return waiting.result()
+            raise Failure(GONE, "the client has gone") if gone.done() else self._late()
+        finally:
+            gone.cancel()
+            waiting.cancel()
+
+    def _late(self) -> Failure:
+        return Failure(504, f"there was no answer within {self._timeout:g} s; ask for less, or try again later")
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _event(index: int, news: Piece | Future[Written]) -> Event:
+    return Event(index, news if isinstance(news, Piece) else news.result())
+
+
+def _abandon(jobs: Sequence[TextJob]) -> None:
+    for job in jobs:
+        job.abandon()
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    """What the worker refuses or gives up, as the client is told it."""
+    try:
+        yield
+    except Full:
+        raise busy() from None
+    except Closed:
+        raise Failure(503, STOPPING) from None

@@ -1,0 +1,198 @@
+"""What the worker's thread does with the model: answers questions in batches, and writes texts.
+
+The tokenizer is used here only, too: it must not be used by two threads at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from bayeslora.adapter.base import find_any_holder
+from bayeslora.adapter.holder import PosteriorHolder
+from bayeslora.errors import InputError
+from bayeslora.models.context import context_length
+from bayeslora.predict.answers import Answer
+from bayeslora.predict.generate import Prompt, Writing, encode_prompts
+from bayeslora.predict.options import packed_length
+from bayeslora.predict.predictions import Predictions
+from bayeslora.predict.written import Generation, Token
+from bayeslora.runs.trained import TrainedModel
+from bayeslora.server.limits import Limits
+from bayeslora.server.pieces import Pieces
+from bayeslora.tasks import EncodedItem, Item
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question to answer; see :class:`bayeslora.server.schemas.ChoicesRequest`."""
+
+    item: Item
+    samples: int
+    level: float = 0.9
+    deterministic: bool = False
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Its answer, with the probabilities of every draw and, if asked for, of the posterior mean."""
+
+    answer: Answer
+    draws: list[list[float]]
+    deterministic: list[float] | None
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text to continue, with how many of the most probable tokens are to be told."""
+
+    prompt: Prompt
+    writing: Writing
+    samples: int
+    top: int = 0
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A token with its own text, what the whole text grows by (nothing, if that is still open), and what else was probable."""
+
+    token: Token
+    word: str
+    text: str
+    top: tuple[tuple[str, float], ...]
+
+    @property
+    def log_probability(self) -> float:
+        """Under the average of the draws."""
+        return math.log(self.token.probability)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A text that is done."""
+
+    generation: Generation
+    pieces: list[Piece]
+    prompt_tokens: int
+
+
+class Engine:
+    """A trained run for many requests.
+
+    Args:
+        trained: the run.
+        limits: how long prompts may be.
+    """
+
+    def __init__(self, trained: TrainedModel, limits: Limits) -> None:
+        # a question is asked once, so there is nothing to gain from keeping what frozen layers gave
+        training = replace(trained.config.training, cache_trunk=False)
+        self.trained = replace(trained, config=replace(trained.config, training=training))
+        self.limits = limits
+        self._tokenizer = trained.loaded.tokenizer
+        self._context = context_length(trained.loaded.model)
+        own = isinstance(find_any_holder(trained.model), PosteriorHolder)
+        self.batches_questions = own  # the noise of others may depend on what else is in the batch
+        self.batches_texts = own and next(trained.loaded.model.parameters()).dtype == torch.float32
+
+    # Questions ----------------------------------------------------------------------------------------------------
+
+    def encode(self, question: Question) -> EncodedItem:
+        """Its tokens; questions that cannot be asked are refused."""
+        calibration = self.trained.calibration
+        if calibration.conformal:
+            calibration.require_level(question.level)
+        (encoded,) = self.trained.predictor().encode([question.item])
+        if (length := packed_length(encoded)) > self.limits.max_prompt_tokens:
+            raise InputError(
+                f"question and choices are {length} tokens; at most {self.limits.max_prompt_tokens} are allowed"
+            )
+        return encoded
+
+    def answer(self, questions: Sequence[Question], encoded: Sequence[EncodedItem]) -> list[Answered]:
+        """Answers to questions with the same number of draws, computed together; each is what it would be alone."""
+        items = [question.item for question in questions]
+        model = replace(self.trained, samples=questions[0].samples)
+        predictions = model.predictor()(items, encoded)
+        means = self._means(questions, encoded)
+        return [
+            Answered(model.answers(one, question.level)[0], _draws(one), means.get(row))
+            for row, question in enumerate(questions)
+            for one in [_row(predictions, row)]
+        ]
+
+    def _means(self, questions: Sequence[Question], encoded: Sequence[EncodedItem]) -> dict[int, list[float]]:
+        """By number of the question, the probabilities of the posterior mean where they are wanted."""
+        rows = [row for row, question in enumerate(questions) if question.deterministic]
+        if not rows:
+            return {}
+        mean = replace(self.trained, samples=0).predictor()
+        found = mean([questions[row].item for row in rows], [encoded[row] for row in rows])
+        return {row: _row(found, k).probabilities[0].tolist() for k, row in enumerate(rows)}
+
+    # Texts --------------------------------------------------------------------------------------------------------
+
+    def measure(self, text: Text) -> int:
+        """Tokens of its prompt; prompts that cannot be continued are refused."""
+        (ids,) = encode_prompts(self._tokenizer, [text.prompt])
+        if len(ids) > self.limits.max_prompt_tokens:
+            raise InputError(f"the prompt is {len(ids)} tokens; at most {self.limits.max_prompt_tokens} are allowed")
+        wanted = len(ids) + text.writing.max_new_tokens
+        if self._context is not None and wanted > self._context:
+            raise InputError(
+                f"the prompt is {len(ids)} tokens and up to {text.writing.max_new_tokens} may be written, and the model reads "
+                f"{self._context}; give a shorter prompt or lower max_tokens"
+            )
+        return len(ids)
+
+    def rows_at_once(self, text: Text, longest: int) -> int:
+        """How many texts like this, with prompts of so many tokens at most, are written together for the memory they take."""
+        tokens = max(1, text.samples) * (longest + text.writing.max_new_tokens)
+        return max(1, self.trained.config.prediction.batch_tokens // tokens)
+
+    def write(
+        self, texts: Sequence[Text], lengths: Sequence[int], tell: Callable[[Mapping[int, Piece]], None]
+    ) -> list[Written]:
+        """Continue texts that are written in the same way. ``tell`` is told of every step, and may use the model.
+
+        ``lengths`` are those of :meth:`measure`.
+        """
+        first = texts[0]
+        top = max(text.top for text in texts)
+        growing = [Pieces(self._tokenizer, first.writing.stop) for _ in texts]
+
+        def watch(tokens: Mapping[int, Token]) -> None:
+            tell({row: self._piece(t, growing[row].add(t.id)) for row, t in tokens.items() if not growing[row].stopped})
+
+        model = replace(self.trained, samples=first.samples)
+        found = model.generate([text.prompt for text in texts], first.writing, top=top, watch=watch)
+        return [
+            Written(one, [self._piece(token, "") for token in one.tokens], length)
+            for one, length in zip(found, lengths, strict=True)
+        ]
+
+    def _piece(self, token: Token, text: str) -> Piece:
+        return Piece(token, self._word(token.id), text, tuple((self._word(id), value) for id, value in token.top))
+
+    def _word(self, token: int) -> str:
+        return str(self._tokenizer.decode([token]))
+
+
+def _row(predictions: Predictions, row: int) -> Predictions:
+    """One question of several, as if it had been asked alone."""
+    options = len(predictions.items[row].options)
+    draws = predictions.draws
+    return Predictions(
+        (predictions.items[row],),
+        predictions.probabilities[row : row + 1, :options],
+        predictions.choices[row : row + 1],
+        None if draws is None else draws[:, row : row + 1, :options],
+    )
+
+
+def _draws(one: Predictions) -> list[list[float]]:
+    return np.asarray(one.probabilities if one.draws is None else one.draws[:, 0]).tolist()

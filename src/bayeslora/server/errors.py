@@ -1,0 +1,125 @@
+"""What goes wrong, in the words of HTTP and the shape of OpenAI's errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from bayeslora.errors import InputError
+from bayeslora.server.schemas import ErrorReply
+
+SHOWN = 500
+"""Characters of a message."""
+
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "server_error",
+    504: "timeout_error",
+}
+"""By status; all others are the client's mistakes."""
+
+MEANINGS = {
+    400: "The request cannot be answered; the message says why.",
+    401: "The bearer token is missing or wrong.",
+    403: "The server is not known by the name that it was asked under.",
+    404: "There is no such model.",
+    408: "The request did not arrive in time.",
+    413: "The request is too large.",
+    422: "A field is missing, unknown or out of bounds.",
+    429: "Too many requests wait; come again after as many seconds as Retry-After says.",
+    500: "The server failed.",
+    503: "The server is about to stop, has too many connections, or its model does not predict.",
+    504: "There was no answer in time.",
+}
+
+RETRY_SECONDS = 1
+"""After which a client that was sent away may come again."""
+
+GONE = 499
+"""Logged for a client that went away; nobody reads it."""
+
+
+class Failure(Exception):
+    """A request that gets an error for an answer."""
+
+    def __init__(self, status: int, message: str, *, code: str | None = None, headers: dict[str, str] | None = None):
+        super().__init__(message)
+        self.status, self.message, self.code, self.headers = status, message, code, headers
+
+
+def busy() -> Failure:
+    """For a request that finds too many others."""
+    return Failure(
+        429, f"too many requests wait; try again in {RETRY_SECONDS} s", headers={"Retry-After": str(RETRY_SECONDS)}
+    )
+
+
+def error_body(status: int, message: str, *, code: str | None = None, param: str | None = None) -> dict[str, Any]:
+    """An error as OpenAI's clients read it."""
+    clean = message.encode("utf-8", "replace").decode()[:SHOWN]
+    kind = TYPES.get(status, "invalid_request_error")
+    return {"error": {"message": clean, "type": kind, "param": param, "code": code}}
+
+
+def error_reply(failure: Failure) -> JSONResponse:
+    """The answer to a request that failed."""
+    return JSONResponse(
+        error_body(failure.status, failure.message, code=failure.code), failure.status, headers=failure.headers
+    )
+
+
+def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Error answers of an endpoint, for its description."""
+    return {status: {"model": ErrorReply, "description": MEANINGS[status]} for status in statuses}
+
+
+def as_failure(error: BaseException) -> Failure | None:
+    """What the client is told of an error; nothing if it is none of its business."""
+    if isinstance(error, Failure):
+        return error
+    return Failure(400, str(error)) if isinstance(error, InputError) else None
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Every error in the same shape. Unexpected ones are met by :class:`bayeslora.server.gates.Guard`."""
+
+    async def known(request: Request, error: Exception) -> JSONResponse:
+        failure = as_failure(error)
+        assert failure is not None
+        return error_reply(failure)
+
+    async def invalid(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        return JSONResponse(_validation_body(error.errors(), request.headers.get("content-type", "")), 422)
+
+    async def routed(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        failure = Failure(error.status_code, str(error.detail), headers=dict(error.headers or {}))
+        return error_reply(failure)
+
+    app.add_exception_handler(Failure, known)
+    app.add_exception_handler(InputError, known)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, routed)
+
+
+def _validation_body(errors: Sequence[Any], content_type: str) -> dict[str, Any]:
+    """The first mistake; the others are often its consequences."""
+    first = errors[0]
+    if tuple(first["loc"]) == ("body",) and "json" not in content_type:
+        given = f"it is {content_type[:SHOWN]!r}" if content_type else "there is none"
+        return error_body(422, f"give the header Content-Type: application/json; {given}", code=first["type"])
+    if first["type"] == "json_invalid":
+        return error_body(422, f"the body is no valid JSON: {first['ctx']['error']}", code="json_invalid")
+    place = ".".join(str(part) for part in first["loc"] if part != "body")
+    text = first["msg"].removeprefix("Value error, ")
+    return error_body(422, f"{place}: {text}" if place else text, code=first["type"], param=place[:SHOWN] or None)

@@ -1,0 +1,176 @@
+"""How good a run is, from what it has left in its directory.
+
+A run keeps figures as trained and after its own calibration. ``bayeslora calibrate`` changes what is answered afterwards: a
+temperature can be brought to the predictions that were kept, but draws that have become wider or narrower cannot. Figures of
+the model as it is served then come from ``bayeslora evaluate --out``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bayeslora.errors import InputError
+from bayeslora.metrics import bootstrap_interval, reliability_bins, risk_coverage
+from bayeslora.metrics.scores import top_class
+from bayeslora.predict.calibrate import Calibration, apply_temperature
+from bayeslora.predict.predictions import INTERVALS, read_predictions
+from bayeslora.runs.config import saved_run
+from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.trained import TrainedModel
+from bayeslora.server.schemas import Bins, CoveragePoint, Evaluation, Span
+
+POINTS = 200
+"""Of the curve, at most; more are thinned out evenly."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Figures of a split, as far as there are any, and whether they are of the model as it is served."""
+
+    result: Mapping[str, Any]
+    predictions: tuple[NDArray[np.float64], NDArray[np.int64]] | None
+    as_served: bool
+
+
+def evaluate_run(trained: TrainedModel, name: str, max_samples: int, evaluation: Path | None = None) -> Evaluation:
+    """What is known of a run; parts that it has not left behind are missing.
+
+    Args:
+        trained: the run.
+        name: of the model.
+        max_samples: that a request may ask for.
+        evaluation: what ``bayeslora evaluate --out`` wrote, to be told instead of the run's own figures.
+    """
+    config, calibration = trained.config, trained.calibration
+    measured = _own(trained) if evaluation is None else _of_evaluation(trained, RunDirectory(evaluation))
+    result, predictions = measured.result, measured.predictions
+    return Evaluation(
+        model=name,
+        method=config.method,
+        base_model=config.model,
+        task=result.get("task", config.task),
+        samples=trained.samples,
+        max_samples=max_samples,
+        chat=trained.loaded.tokenizer.chat_template is not None,
+        split=result.get("split"),
+        questions=None if predictions is None else len(predictions[1]),
+        metrics=result.get("metrics"),
+        intervals=_spans(result.get("intervals")),
+        calibration=None if calibration == Calibration() else asdict(calibration),
+        as_served=measured.as_served,
+        reliability=None if predictions is None else reliability(*predictions),
+        risk_coverage=None if predictions is None else coverage_curve(*predictions),
+    )
+
+
+def _own(trained: TrainedModel) -> Measured:
+    """What the run itself has measured: as it is served, or at the temperature that is served if draws are still the same."""
+    directory, calibration = trained.directory, trained.calibration
+    result = directory.read_result() if directory.result.exists() else {}
+    same_samples = trained.samples == trained.config.prediction.samples
+    if same_samples and (after := _calibrated(result, directory, trained)) is not None:
+        return after
+    predictions = _read(directory.predictions)
+    same_draws = (
+        same_samples
+        and calibration.posterior_scale == 1.0
+        and trained.draw_layers == trained.config.prediction.draw_layers
+    )
+    change = calibration.temperature / result.get("found", {}).get("temperature", 1.0)
+    if not same_draws or change == 1.0 or predictions is None:
+        return Measured(result, predictions, same_draws and change == 1.0)
+    return Measured(*_at_temperature(result, *predictions, change), as_served=True)
+
+
+def _calibrated(result: Mapping[str, Any], directory: RunDirectory, trained: TrainedModel) -> Measured | None:
+    """Figures after calibration, if they are of the one that is served."""
+    after = result.get("calibrated")
+    served = trained.calibration.temperature, trained.calibration.posterior_scale, trained.draw_layers
+    if after is None or served != (after["temperature"], after["posterior_scale"], after["draw_layers"]):
+        return None
+    changed = {"metrics": after["metrics"], "intervals": after["intervals"]}
+    return Measured({**result, **changed}, _read(directory.calibrated), as_served=True)
+
+
+def _at_temperature(
+    result: Mapping[str, Any], probabilities: NDArray[np.float64], gold: NDArray[np.int64], temperature: float
+) -> tuple[dict[str, Any], tuple[NDArray[np.float64], NDArray[np.int64]]]:
+    """The main metrics and the predictions, softened; what is taken for the answer stays the same, and so does accuracy."""
+    with np.errstate(divide="ignore"):  # options that a question does not have
+        softened = np.exp(apply_temperature(np.log(probabilities), temperature))
+    spans = {
+        name: asdict(bootstrap_interval(metric, softened, gold)) for name, metric in INTERVALS.items() if name != "acc"
+    }
+    metrics = {name: span["value"] for name, span in spans.items()}
+    kept = {
+        part: {"acc": result[part]["acc"]} if "acc" in result.get(part, {}) else {} for part in ("metrics", "intervals")
+    }
+    changed = {"metrics": kept["metrics"] | metrics, "intervals": kept["intervals"] | spans}
+    return {**result, **changed}, (softened, gold)
+
+
+def _of_evaluation(trained: TrainedModel, place: RunDirectory) -> Measured:
+    """What was measured later, of this run and no other."""
+    if not place.result.exists():
+        raise InputError(f"{place.path}: holds no evaluation; give what bayeslora evaluate --out has written")
+    result = place.read_result()
+    known = result.get("calibration")
+    if known is None or saved_run(result["config"]) != saved_run(trained.directory.read_config()):
+        raise InputError(
+            f"{place.path}: is no evaluation of {trained.directory.path}; make one with bayeslora evaluate --out"
+        )
+    same_samples = result["samples"] == trained.samples
+    if same_samples and (after := _calibrated(result, place, trained)) is not None:
+        return after
+    served = {name: getattr(trained.calibration, name) for name in known}
+    same_draws = same_samples and result.get("draw_layers", "all") == trained.draw_layers
+    as_served = same_draws and served == known and "calibrated" not in result
+    return Measured(result, _read(place.predictions), as_served)
+
+
+def _spans(intervals: Mapping[str, Mapping[str, float]] | None) -> dict[str, Span] | None:
+    return {name: Span(low=span["low"], high=span["high"]) for name, span in intervals.items()} if intervals else None
+
+
+def reliability(probabilities: NDArray[np.float64], gold: NDArray[np.int64]) -> Bins:
+    """The bins of a reliability diagram."""
+    bins = reliability_bins(probabilities, gold)
+    return Bins(
+        edges=bins.edges.tolist(),
+        count=bins.count.tolist(),
+        confidence=_or_none(bins.confidence),
+        accuracy=_or_none(bins.accuracy),
+    )
+
+
+def coverage_curve(probabilities: NDArray[np.float64], gold: NDArray[np.int64]) -> list[CoveragePoint]:
+    """What answering from a confidence on would give, from the highest confidence down to all questions."""
+    curve = risk_coverage(*top_class(probabilities, gold))
+    last = len(curve.threshold) - 1
+    rows = sorted({round(k * last / (POINTS - 1)) for k in range(POINTS)}) if last >= POINTS else range(last + 1)
+    return [
+        CoveragePoint(
+            threshold=float(curve.threshold[row]),
+            coverage=float(curve.coverage[row]),
+            error_rate=float(curve.risk[row]),
+            accuracy=1.0 - float(curve.risk[row]),
+        )
+        for row in rows
+    ]
+
+
+def _read(path: Path) -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
+    if not path.exists():
+        return None
+    _, probabilities, gold = read_predictions(path)
+    return probabilities, gold
+
+
+def _or_none(values: Sequence[Any] | NDArray[np.float64]) -> list[float | None]:
+    return [None if np.isnan(value) else float(value) for value in values]

@@ -1,0 +1,164 @@
+"""What a request passes before it comes to the endpoints, from the outside in."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bayeslora.server.errors import GONE, Failure, busy, error_reply
+from bayeslora.server.metrics import Metrics
+from bayeslora.server.web import FILES
+
+log = logging.getLogger("bayeslora.server")
+
+OPEN_PATHS = {"/healthz", "/openapi.json", *FILES}
+"""Where no token is needed."""
+
+
+class Measure:
+    """Counts requests and how long they took."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass it on."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        status, start = GONE, time.perf_counter()
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        finally:
+            self._metrics.request(scope["path"], status, time.perf_counter() - start)
+
+
+class Guard:
+    """Whatever goes wrong unexpectedly is logged here, and the client is told no more than that it did."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass it on."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        started = False
+
+        async def noted(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        except Exception:
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            if started:
+                raise
+            await error_reply(Failure(500, "the server failed; its log says why"))(scope, receive, send)
+
+
+class RequireToken:
+    """Refuses requests without the bearer token, before anything of them is read."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app, self._token = app, token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass it on."""
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._knows(scope):
+            return await self._app(scope, receive, send)
+        failure = Failure(
+            401,
+            "give the server's token: Authorization: Bearer TOKEN",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+        await error_reply(failure)(scope, receive, send)
+
+    def _knows(self, scope: Scope) -> bool:
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, token = given.partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token)
+
+
+class LimitWork:
+    """Sends work away that would leave no connection to those who look after the server. Work is what is posted."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self._app, self._most, self._inside = app, most, 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass it on."""
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return await self._app(scope, receive, send)
+        if self._inside >= self._most:
+            return await error_reply(busy())(scope, receive, send)
+        self._inside += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._inside -= 1
+
+
+class LimitBody:
+    """Reads the body, but not more of it than allowed and not for ever."""
+
+    def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
+        self._app, self._most, self._seconds = app, most, seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass it on."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        try:
+            async with asyncio.timeout(self._seconds):
+                body = await self._read(scope, receive)
+        except Failure as failure:
+            return await error_reply(failure)(scope, receive, send)
+        except TimeoutError:
+            late = Failure(408, "the request did not arrive in time", headers={"Connection": "close"})
+            return await error_reply(late)(scope, receive, send)
+        if body is None:
+            return
+        given = False
+
+        async def replayed() -> Message:
+            nonlocal given
+            if given:
+                return await receive()
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._app(scope, replayed, send)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The body; nothing if the client went away before it was there."""
+        announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        self._check(int(announced) if announced.isdigit() else 0)
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            body += message.get("body", b"")
+            self._check(len(body))
+            if not message.get("more_body", False):
+                return bytes(body)
+
+    def _check(self, size: int) -> None:
+        if size > self._most:
+            raise Failure(
+                413, f"the request is larger than {self._most} bytes; send less", headers={"Connection": "close"}
+            )

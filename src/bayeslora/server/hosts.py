@@ -1,0 +1,94 @@
+"""The names under which the server may be asked.
+
+A page of elsewhere can make a browser ask this machine, by letting the page's own name lead to its address. The browser takes
+the answers for the page's own, and the page reads them. What gives it away is the ``Host`` header, which holds the page's name.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from bayeslora.errors import InputError
+from bayeslora.server.errors import Failure, error_reply
+
+LOCAL = ("localhost", "127.0.0.1", "::1")
+EVERY = "*"
+
+_WITH_PORT = re.compile(r"(?P<host>\[[^\]]*\]|[^:\[\]]*)(:\d*)?")
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """See above.
+
+    Attributes:
+        names: that are known, or ``*`` for every name.
+        addresses: whether every address will do: no name leads to it, so that no page can hide behind it.
+    """
+
+    names: frozenset[str] = frozenset(LOCAL)
+    addresses: bool = False
+
+    @classmethod
+    def of(cls, bound: str, named: Iterable[str] = ()) -> Hosts:
+        """Those of a server that listens on an address, with others that it is told of."""
+        names = {_plain(name) for name in named}
+        return cls(frozenset({*LOCAL, _plain(bound), *names}), addresses=not is_local(bound))
+
+    def know(self, header: str) -> bool:
+        """Whether a request with this ``Host`` is meant for the server."""
+        found = _WITH_PORT.fullmatch(header)
+        if found is None:
+            return False
+        host = _plain(found["host"])
+        return EVERY in self.names or host in self.names or (self.addresses and _is_address(host))
+
+
+class KnowHost:
+    """Refuses requests for other hosts. Those without a ``Host`` pass: all browsers send one."""
+
+    def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
+        self._app, self._hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass it on."""
+        given = [value.decode("latin-1") for name, value in scope.get("headers", ()) if name == b"host"]
+        if all(map(self._hosts.know, given)):
+            return await self._app(scope, receive, send)
+        message = f"this server is not known as {given[0]!r}; use its address or localhost, or start it with --allowed-hosts NAME"
+        await error_reply(Failure(403, message, code="unknown_host"))(scope, receive, send)
+
+
+def check_hosts(names: Iterable[str]) -> None:
+    """Refuse what can be no name of a host."""
+    for name in names:
+        if name != EVERY and not _is_address(_plain(name)) and not re.fullmatch(r"[\w-]+(\.[\w-]+)*\.?", name):
+            raise InputError(
+                f"allowed-hosts holds {name!r}; give names such as gpu-box or models.example.org, without scheme and port, or * "
+                "for every name"
+            )
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _plain(host: str) -> str:
+    return host.lower().removeprefix("[").removesuffix("]").removesuffix(".")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,106 @@
+"""From a run's directory to a server that listens, and from a signal to its end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from bayeslora.errors import InputError
+from bayeslora.runs.trained import TrainedModel
+from bayeslora.server.app import create_app
+from bayeslora.server.descriptors import room_for
+from bayeslora.server.engine import Engine
+from bayeslora.server.hosts import Hosts
+from bayeslora.server.limits import Limits
+from bayeslora.server.server import BACKLOG, Server
+from bayeslora.server.trial import require_sound
+from bayeslora.server.worker import Worker
+
+TOKEN_VARIABLE = "BAYESLORA_TOKEN"
+
+
+def read_token(file: Path | None) -> str | None:
+    """The bearer token: from the file, or else from the environment; nothing if there is neither."""
+    if file is None:
+        return os.environ.get(TOKEN_VARIABLE, "").strip() or None
+    try:
+        token = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: the token cannot be read ({error}); give a text file that holds it") from error
+    if not token:
+        raise InputError(f"{file}: is empty; put a token in it, or leave --token-file out")
+    return token
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """The socket to listen on, had before the model is loaded so that a port in use costs no time."""
+    if not 0 <= port <= 65535:
+        raise InputError(f"port is {port}; give a number from 0 (any that is free) to 65535")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        # with the protocol named, asyncio sends small answers at once; else each would wait 40 ms for the client's receipt
+        taken = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    except OSError as error:
+        raise InputError(f"host is {host!r}, which is no address of this machine ({error}); try 127.0.0.1") from error
+    try:
+        if os.name != "nt":
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(address)
+        taken.listen(BACKLOG)
+    except OSError as error:
+        taken.close()
+        if error.errno == errno.EADDRINUSE:
+            raise InputError(f"port {port} of {host} is in use; choose another with --port, or 0 for any") from error
+        raise InputError(f"{host}:{port} cannot be listened on ({error.strerror}); choose another") from error
+    return taken
+
+
+def url_of(listening: socket.socket) -> str:
+    """Where the server can be found."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if listening.family == socket.AF_INET6 else f"http://{host}:{port}"
+
+
+def serve(
+    trained: TrainedModel,
+    listening: socket.socket,
+    limits: Limits,
+    token: str | None,
+    evaluation: Path | None,
+    hosts: Hosts,
+    ready: Callable[[], None],
+) -> bool:
+    """Serve until SIGTERM or SIGINT, then finish what was taken; whether the thread that computes has ended, too.
+
+    Args:
+        trained: the run.
+        listening: where; see :func:`bind`.
+        limits: how much it takes on.
+        token: that requests must bring.
+        evaluation: that of :func:`bayeslora.server.evaluation.evaluate_run`.
+        hosts: under which it may be asked.
+        ready: called when requests are answered.
+    """
+    require_sound(trained)
+    limits = replace(limits, connections=room_for(limits.connections))
+    app = create_app(Engine(trained, limits), trained.directory.path.resolve().name, token, evaluation, hosts)
+    server = Server(app, limits, ready)
+
+    def told(*_: object) -> None:
+        """Before uvicorn listens to signals; when it is done, it raises them again, and then all is well."""
+        server.should_exit = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, told)
+    worker: Worker = app.state.worker
+    try:
+        server.run(sockets=[listening])
+    finally:
+        worker.stop()
+        ended = worker.join()
+    return ended

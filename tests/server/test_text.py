@@ -1,0 +1,369 @@
+"""Text over HTTP, read by OpenAI's own client, against the library's generation."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from bayeslora.predict.generate import Writing
+from bayeslora.predict.written import Generation
+from bayeslora.runs.trained import TrainedModel
+from bayeslora.server.pieces import Pieces
+from server.live import ASKED, held_up, settled, wait_for
+from tiers import some
+from train.tiny import make_tokenizer
+
+PROMPTS = ["the urn holds", "red", "a ball is drawn from the bag and"]
+GREEDY: dict[str, Any] = {"model": "tiny-run", "temperature": 0}
+MESSAGES: Any = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "red or blue"}]
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+def written(trained: TrainedModel, prompt: Any, tokens: int, top: int = 0, **settings: Any) -> Generation:
+    samples = settings.pop("samples", trained.samples)
+    model = replace(trained, samples=samples)
+    return model.generate([prompt], Writing(max_new_tokens=tokens, **settings), top=top)[0]
+
+
+def assert_confident(confidence: Any, want: Generation) -> None:
+    for name in ("probability", "entropy", "aleatoric", "epistemic"):
+        wanted = getattr(want, "probabilities" if name == "probability" else name)
+        assert [token[name] for token in confidence["tokens"]] == pytest.approx(wanted, abs=1e-5)
+    assert confidence["log_likelihood"] == pytest.approx(want.log_likelihood, abs=1e-4)
+    assert confidence["mutual_information"] == pytest.approx(want.mutual_information, abs=1e-4)
+
+
+def test_the_model_is_listed(client: openai.OpenAI) -> None:
+    (model,) = client.models.list()
+    assert model.id == "tiny-run" and model.object == "model" and 0 < model.created <= time.time()
+
+
+@pytest.mark.parametrize(
+    "prompt, samples",
+    some(
+        [(prompt, samples) for prompt in PROMPTS for samples in (None, 0, 2)],
+        [(PROMPTS[0], 2), (PROMPTS[1], 0), (PROMPTS[2], None)],
+    ),
+)
+def test_a_completion(client: openai.OpenAI, trained: TrainedModel, prompt: str, samples: int | None) -> None:
+    extra = {} if samples is None else {"samples": samples}
+    got = client.completions.create(prompt=prompt, max_tokens=6, **GREEDY, extra_body=extra)
+    want = written(trained, prompt, 6, **extra)
+    assert got.object == "text_completion" and got.model == "tiny-run" and got.id.startswith("cmpl-")
+    (choice,) = got.choices
+    assert choice.text == want.text and choice.finish_reason == ("stop" if want.ended else "length")
+    assert choice.logprobs is None and got.usage is not None
+    assert got.usage.completion_tokens == len(want.token_ids)
+    assert got.usage.prompt_tokens == len(trained.loaded.tokenizer(prompt).input_ids)
+    assert got.usage.total_tokens == got.usage.prompt_tokens + got.usage.completion_tokens
+    assert_confident(choice.confidence, want)  # type: ignore[attr-defined]
+
+
+def test_several_prompts(client: openai.OpenAI, trained: TrainedModel) -> None:
+    got = client.completions.create(prompt=PROMPTS, max_tokens=6, **GREEDY)
+    assert [choice.index for choice in got.choices] == [0, 1, 2]
+    assert [choice.text for choice in got.choices] == [written(trained, prompt, 6).text for prompt in PROMPTS]
+    bold = client.completions.create(prompt=PROMPTS, max_tokens=6, temperature=1.5, seed=3, model="tiny-run")
+    want = [written(trained, prompt, 6, temperature=1.5, seed=3).text for prompt in PROMPTS]
+    assert [choice.text for choice in bold.choices] == want
+
+
+def test_sampling_and_its_seed(client: openai.OpenAI, trained: TrainedModel) -> None:
+    def sample(**settings: Any) -> Any:
+        return client.completions.create(model="tiny-run", prompt="red", max_tokens=12, **settings).choices[0]
+
+    given = sample(temperature=0.8, top_p=0.9, seed=5)
+    assert given.text == written(trained, "red", 12, temperature=0.8, top_p=0.9, seed=5).text
+    free = [sample() for _ in range(3)]
+    assert len({choice.text for choice in free}) > 1
+    again = sample(seed=free[0].confidence["seed"])
+    assert again.text == free[0].text
+
+
+def test_log_probabilities_of_the_average(client: openai.OpenAI, trained: TrainedModel) -> None:
+    want = written(trained, "red", 5, top=3)
+    tokenizer = trained.loaded.tokenizer
+    words = [tokenizer.decode([token]) for token in want.token_ids]
+    values = pytest.approx([math.log(p) for p in want.probabilities], abs=1e-5)
+    (choice,) = client.completions.create(prompt="red", max_tokens=5, logprobs=3, **GREEDY).choices
+    assert choice.logprobs is not None and choice.logprobs.tokens == words and choice.logprobs.token_logprobs == values
+    for found, ranked in zip(choice.logprobs.top_logprobs or [], want.top, strict=True):
+        best = {tokenizer.decode([token]): value for token, value in reversed(ranked)}
+        assert found == pytest.approx(best, abs=1e-5)
+    lengths = [len(word) for word in words]
+    assert choice.logprobs.text_offset == [sum(lengths[:k]) for k in range(5)]
+
+    chat = client.chat.completions.create(messages=MESSAGES, max_tokens=5, logprobs=True, top_logprobs=2, **GREEDY)
+    want = written(trained, MESSAGES, 5, top=2)
+    content = chat.choices[0].logprobs.content  # type: ignore[union-attr]
+    assert content is not None
+    assert [token.logprob for token in content] == pytest.approx([math.log(p) for p in want.probabilities], abs=1e-5)
+    for token, ranked in zip(content, want.top, strict=True):
+        assert [top.logprob for top in token.top_logprobs] == pytest.approx([v for _, v in ranked], abs=1e-5)
+        assert token.bytes is None or bytes(token.bytes).decode() == token.token
+
+
+def test_a_chat(client: openai.OpenAI, trained: TrainedModel) -> None:
+    got = client.chat.completions.create(messages=MESSAGES, max_completion_tokens=6, **GREEDY)
+    want = written(trained, MESSAGES, 6)
+    (choice,) = got.choices
+    assert choice.message.content == want.text and choice.message.role == "assistant"
+    assert got.object == "chat.completion" and got.usage is not None and got.usage.completion_tokens == 6
+    assert_confident(choice.confidence, want)  # type: ignore[attr-defined]
+    parts: Any = [*MESSAGES[:1], {"role": "user", "content": [{"type": "text", "text": "red or blue"}]}]
+    assert client.chat.completions.create(messages=parts, max_tokens=6, **GREEDY).choices == got.choices
+
+
+def test_a_message_is_taken_back_as_the_client_gave_it(client: openai.OpenAI, trained: TrainedModel, url: str) -> None:
+    """With the fields that OpenAI's client adds and leaves empty, in whichever way it is written down."""
+    said = client.chat.completions.create(messages=MESSAGES, max_tokens=6, **GREEDY).choices[0].message
+    again = {"role": "user", "content": "and green"}
+    want = written(trained, [*MESSAGES, {"role": "assistant", "content": said.content}, again], 4)
+    empty = {"refusal": "", "annotations": [], "tool_calls": [], "audio": None, "function_call": None, "parsed": None}
+    for back in (said, said.model_dump(), said.to_dict(), said.model_dump() | empty):
+        talk: Any = [*MESSAGES, back, again]
+        got = client.chat.completions.create(messages=talk, max_tokens=4, **GREEDY)
+        assert got.choices[0].message.content == want.text
+    plain = httpx.post(f"{url}/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 6, "temperature": 0})
+    raw = [*MESSAGES, plain.json()["choices"][0]["message"], again]
+    assert httpx.post(f"{url}/v1/chat/completions", json={"messages": raw, "max_tokens": 4}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"refusal": "I will not"},
+        {"annotations": [{"type": "url_citation"}]},
+        {"tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+        {"function_call": {"name": "f", "arguments": "{}"}},
+        {"audio": {"id": "1"}},
+        {"parsed": {"answer": 1}},
+        {"content": None},
+        {"anything": None},
+    ],
+    ids=lambda extra: next(iter(extra)),
+)
+def test_what_a_message_holds_and_cannot_be_honoured_is_refused(url: str, extra: dict[str, Any]) -> None:
+    talk = [*MESSAGES, {"role": "assistant", "content": "red", **extra}]
+    got = httpx.post(f"{url}/v1/chat/completions", json={"messages": talk, "max_tokens": 2})
+    assert got.status_code == 422 and got.json()["error"]["message"].startswith(f"messages.2.{next(iter(extra))}")
+
+
+def test_a_chat_without_bounds_is_bounded(client: openai.OpenAI) -> None:
+    got = client.chat.completions.create(messages=MESSAGES, **GREEDY)
+    assert got.usage is not None and got.usage.completion_tokens <= 64
+
+
+def test_a_stop(client: openai.OpenAI, trained: TrainedModel) -> None:
+    whole = written(trained, PROMPTS[0], 12).text
+    stop = whole[3:5]
+    for given in (stop, [stop, "never"]):
+        got = client.completions.create(prompt=PROMPTS[0], max_tokens=12, stop=given, **GREEDY).choices[0]
+        assert got.text == whole[: whole.index(stop)] and got.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    "settings, stop",
+    some(
+        [
+            (settings, stop)
+            for settings in ({"temperature": 0}, {"temperature": 1.5, "seed": 3})
+            for stop in (False, True)
+        ],
+        [({"temperature": 0}, False), ({"temperature": 1.5, "seed": 3}, True)],
+    ),
+)
+def test_a_stream_of_completions(
+    client: openai.OpenAI, trained: TrainedModel, settings: dict[str, Any], stop: bool
+) -> None:
+    wholes = [written(trained, prompt, 12, **settings) for prompt in PROMPTS]
+    stops = (wholes[0].text[3:5],) if stop else ()
+    wants = [written(trained, prompt, 12, stop=stops, **settings) for prompt in PROMPTS]
+    stream = client.completions.create(
+        model="tiny-run",
+        prompt=PROMPTS,
+        max_tokens=12,
+        stop=list(stops),
+        logprobs=1,
+        stream=True,
+        stream_options={"include_usage": True},
+        **settings,
+    )
+    chunks = list(stream)
+    assert chunks[-1].choices == [] and chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == sum(len(want.token_ids) for want in wants)
+    assert len({chunk.id for chunk in chunks}) == 1 and all(chunk.usage is None for chunk in chunks[:-1])
+    for index, want in enumerate(wants):
+        own: list[Any] = [chunk.choices[0] for chunk in chunks[:-1] if chunk.choices[0].index == index]
+        assert "".join(choice.text for choice in own) == want.text
+        ends = ["stop" if want.ended else "length"]
+        assert [choice.finish_reason for choice in own if choice.finish_reason] == ends
+        tokens = [token for choice in own for token in choice.confidence["tokens"]]
+        assert_confident(own[-1].confidence | {"tokens": tokens}, want)
+        told = [value for choice in own for value in choice.logprobs.token_logprobs]
+        assert told == pytest.approx([math.log(p) for p in want.probabilities], abs=1e-5)
+
+
+def test_a_stream_of_chat(client: openai.OpenAI, trained: TrainedModel, url: str) -> None:
+    want = written(trained, MESSAGES, 6)
+    chunks: Any = list(client.chat.completions.create(messages=MESSAGES, max_tokens=6, stream=True, **GREEDY))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == want.text
+    assert chunks[-1].choices[0].finish_reason == "length" and chunks[-1].usage is None
+    body = {"messages": MESSAGES, "max_tokens": 2, "stream": True, "temperature": 0}
+    raw = httpx.post(f"{url}/v1/chat/completions", json=body)
+    assert raw.headers["content-type"].startswith("text/event-stream")
+    events = raw.text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""] and all(event.startswith("data: ") for event in events[:-1])
+
+
+@pytest.mark.parametrize(
+    "change, status, message",
+    [
+        ({"n": 2}, 422, "n: Input should be 1"),
+        ({"best_of": 2}, 422, "best_of: Input should be 1"),
+        ({"echo": True}, 422, "echo: Input should be False"),
+        ({"max_tokens": 0}, 422, "max_tokens: Input should be greater than or equal to 1"),
+        ({"stream": "true"}, 422, "stream: Input should be a valid boolean"),
+        ({"max_tokens": 65}, 400, "max_tokens is 65; this server writes at most 64"),
+        ({"temperature": -1}, 422, "temperature: Input should be greater than or equal to 0"),
+        ({"top_p": 0}, 422, "top_p: Input should be greater than 0"),
+        ({"stop": [""]}, 422, "stop"),
+        ({"stop": ["a"] * 5}, 422, "stop"),
+        ({"logprobs": 21}, 422, "logprobs: Input should be less than or equal to 20"),
+        ({"prompt": ""}, 422, "prompt"),
+        ({"prompt": [1, 2, 3]}, 422, "prompt"),
+        ({"prompt": ["red"] * 17}, 422, "prompt"),
+        ({"prompt": "word " * 10_000}, 400, "tokens; at most 4096 are allowed"),
+        ({"prompt": "word " * 20_000}, 400, "the text is 100000 bytes; at most 65536 are read"),
+        ({"prompt": "abcdefgh" * 62, "max_tokens": 60}, 400, "and the model reads 512; give a shorter prompt"),
+        ({"presence_penalty": 1.0}, 422, "presence_penalty: Input should be less than or equal to 0"),
+        ({"logit_bias": {"5": 1}}, 422, "logit_bias: Input should be None"),
+        ({"model": "gpt-4"}, 404, "there is no model 'gpt-4'"),
+        ({"samples": 99}, 400, "samples is 99; this server draws at most 16"),
+        ({"seed": 2**63}, 422, "seed"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_that_cannot_be(url: str, change: dict[str, Any], status: int, message: str, stream: bool) -> None:
+    """In a stream, too, they have a status."""
+    body = {"prompt": "red", "max_tokens": 2, "temperature": 0, "stream": stream} | change
+    got = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    assert (got.status_code, message in got.json()["error"]["message"]) == (status, True), got.text
+
+
+def test_errors_as_the_client_knows_them(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.completions.create(model="gpt-4", prompt="red")
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError, match="writes at most 64"):
+        client.completions.create(prompt="red", max_tokens=100, **GREEDY)
+    with pytest.raises(openai.UnprocessableEntityError, match="tools: Input should be None"):
+        client.chat.completions.create(messages=MESSAGES, tools=[{"type": "function"}], **GREEDY)  # type: ignore
+    with pytest.raises(openai.BadRequestError, match="top_logprobs belongs to logprobs"):
+        client.chat.completions.create(messages=MESSAGES, top_logprobs=2, **GREEDY)
+
+
+def test_a_model_without_a_template_does_not_chat(trained: TrainedModel) -> None:
+    tokenizer = make_tokenizer()
+    plain = replace(trained, loaded=replace(trained.loaded, tokenizer=tokenizer))
+    with held_up(plain) as (engine, _, client):
+        engine.go.set()
+        for stream in (False, True):
+            got = client.post("/v1/chat/completions", json={"messages": MESSAGES, "stream": stream})
+            assert got.status_code == 400 and "has no chat template" in got.json()["error"]["message"]
+
+
+# Side by side -------------------------------------------------------------------------------------------------------
+
+
+def test_greedy_texts_are_written_together_and_sampled_ones_alone(trained: TrainedModel) -> None:
+    bodies: list[dict[str, Any]] = [{"prompt": prompt, "max_tokens": 5, "temperature": 0} for prompt in PROMPTS]
+    bodies += [{"prompt": "red", "max_tokens": 5, "temperature": 1.5, "seed": 3}] * 2
+    bodies += [{"prompt": "red", "max_tokens": 4, "temperature": 0}]
+    with held_up(trained) as (engine, worker, client), ThreadPoolExecutor(8) as pool:
+        first = pool.submit(client.post, "/v1/choices", json=ASKED)
+        assert engine.begun.wait(20)
+        waiting = [pool.submit(client.post, "/v1/completions", json=body) for body in bodies]
+        wait_for(lambda: worker.depth == len(bodies))
+        engine.go.set()
+        together = [future.result().json()["choices"][0] for future in waiting]
+        assert first.result().status_code == 200
+        assert sorted(count for what, count in engine.log if what == "write") == [1, 1, 1, 3]
+    for got, body in zip(together, bodies, strict=True):
+        settings = {name: body[name] for name in ("temperature", "seed") if name in body}
+        want = written(trained, body["prompt"], body["max_tokens"], **settings)
+        assert got["text"] == want.text
+        assert_confident(got["confidence"], want)
+
+
+def test_questions_are_answered_between_tokens(trained: TrainedModel) -> None:
+    """A long text does not keep them waiting, and they do not change it."""
+    with held_up(trained) as (engine, _, client), ThreadPoolExecutor(2) as pool:
+        engine.go.set()
+        engine.delay = 0.02
+        alone = client.post("/v1/choices", json=ASKED).json()
+        body = {"prompt": "red", "max_tokens": 40, "temperature": 1.5, "seed": 3}
+        text = pool.submit(client.post, "/v1/completions", json=body)
+        wait_for(lambda: ("token", 1) in engine.log)
+        for _ in range(3):
+            assert client.post("/v1/choices", json=ASKED).json() == alone
+        assert not text.done()
+        assert text.result().json()["choices"][0]["text"] == written(trained, "red", 40, temperature=1.5, seed=3).text
+
+
+def test_a_stream_whose_client_has_gone_is_given_up(trained: TrainedModel) -> None:
+    with held_up(trained) as (engine, _, client):
+        engine.go.set()
+        engine.delay = 0.05
+        body = {"prompt": "red", "max_tokens": 400, "temperature": 0, "stream": True}
+        with client.stream("POST", "/v1/completions", json=body) as stream:
+            assert next(stream.iter_lines()).startswith("data: ")
+        before = len(engine.log)
+        assert client.post("/v1/choices", json=ASKED).status_code == 200
+        wait_for(lambda: engine.log[-1][0] == "answer" or len(engine.log) > before)
+        assert settled(engine.log) < 200
+
+
+def test_a_stream_that_takes_too_long_says_so(trained: TrainedModel) -> None:
+    with held_up(trained, timeout=0.5) as (engine, _, client):
+        engine.go.set()
+        engine.delay = 0.05
+        body = {"prompt": "red", "max_tokens": 400, "temperature": 0, "stream": True}
+        events = client.post("/v1/completions", json=body).text.strip().split("\n\n")
+        assert json.loads(events[-1].removeprefix("data: "))["error"]["type"] == "timeout_error"
+        reader = openai.OpenAI(base_url=str(client.base_url.join("/v1")), api_key="none", max_retries=0)
+        with pytest.raises(openai.APIError, match=r"no answer within 0\.5 s"):
+            list(reader.completions.create(model="tiny-run", prompt="red", max_tokens=400, temperature=0, stream=True))
+
+
+# Pieces ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["aäößé 😀 end", "stop here, or sto p", "aaab", "😀😀"])
+@pytest.mark.parametrize("stop", [(), ("stop",), ("aab", "end")])
+def test_pieces_make_the_whole(text: str, stop: tuple[str, ...]) -> None:
+    """Characters of several tokens, and beginnings of stops that were none, are held back and not lost."""
+    tokenizer = make_tokenizer()
+    pieces, told = Pieces(tokenizer, stop), ""
+    for token in tokenizer(text).input_ids:
+        if not pieces.stopped:
+            told += pieces.add(token)
+            assert text.startswith(told)
+    places = [text.index(word) for word in stop if word in text]
+    want = text[: min(places)] if places else text
+    assert want.startswith(told) and pieces.stopped == bool(places)
+    held = want[len(told) :]
+    assert not held or any(word.startswith(held) for word in stop)
