@@ -18,9 +18,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from bayeslora import load_run
+from bayeslora.runs.trained import TrainedModel
 from bayeslora.tasks import Item, load_task, make_urns, require_gold
 from bayeslora.train import AdapterConfig, RunConfig, TrainingConfig, train
-from bayeslora.runs.trained import TrainedModel
 
 Expert = Callable[[Item], int | None]
 

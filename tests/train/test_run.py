@@ -181,7 +181,7 @@ def test_validation_during_training_is_of_the_weights_at_that_moment(method: str
 
 
 def test_a_second_call_returns_the_result_and_computes_nothing(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "load_model", None)
+    monkeypatch.setattr(run, "load_base", None)
     before = contents(done)
     assert train(run_config(), done) == read_json(done / "result.json")
     assert contents(done) == before
