@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -60,3 +62,17 @@ def late():
         (tmp_path / name).write_text(text)
     found: Any = TOOL["read_graph"](tmp_path)
     assert found["upper"] == {"lower", "deep", "later"} and found["lower"] == frozenset()
+
+
+def test_the_walks_through_the_code_lead_to_what_is_there() -> None:
+    """Every ``file.py`: `name`` of the page is a function, method or class of that file."""
+    root = Path(__file__).parent.parent
+    text = (root / "docs" / "architecture.md").read_text(encoding="utf-8")
+    steps = re.findall(r"`([a-z_/]+\.py)`: `([A-Za-z_.]+)`", text)
+    assert len(steps) > 12
+    for file, name in steps:
+        place: Any = ast.parse((root / "src" / "bayeslora" / file).read_text(encoding="utf-8"))
+        for part in name.split("."):
+            found = [it for it in place.body if getattr(it, "name", None) == part]
+            assert found, f"{file} has no {name}"
+            place = found[0]
