@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import tempfile
+import time
 
 import pytest
 
@@ -39,6 +40,12 @@ _OWN = pytest.StashKey[str]()
 def pytest_collection_finish() -> None:
     """What has been imported stays: without this the garbage collector would look through all of it again and again."""
     gc.freeze()
+
+
+def pytest_runtest_setup() -> None:
+    """Leave out what would begin after a deadline, in seconds of Unix time: what continuous integration has no time for."""
+    if time.time() > float(os.environ.get("BAYESLORA_TEST_DEADLINE", "inf")):
+        pytest.skip("no time is left (BAYESLORA_TEST_DEADLINE)")
 
 
 @pytest.fixture

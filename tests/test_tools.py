@@ -6,6 +6,7 @@ import copy
 import json
 import re
 import runpy
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +68,16 @@ def test_the_lock_has_the_versions_that_are_tested() -> None:
     for name, version in pinned.items():
         if name != "torch":
             assert locked[name.replace("_", "-").lower()] == version, name
+
+
+@pytest.mark.parametrize(("deadline", "runs"), [(None, True), ("1e12", True), ("1e9", False)])
+def test_what_would_begin_after_the_deadline_is_skipped(
+    deadline: str | None, runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = runpy.run_path(str(ROOT / "tests/conftest.py"))["pytest_runtest_setup"]
+    if deadline is None:
+        monkeypatch.delenv("BAYESLORA_TEST_DEADLINE", raising=False)
+    else:
+        monkeypatch.setenv("BAYESLORA_TEST_DEADLINE", deadline)
+    with nullcontext() if runs else pytest.raises(pytest.skip.Exception, match="no time is left"):
+        begin()
