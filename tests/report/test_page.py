@@ -273,7 +273,7 @@ def test_a_comparison_has_the_recomputed_table_its_failures_rates_and_links(stud
     best = min(("lora", "temperature", "bbb"), key=lambda it: np.mean([
         run["metrics"]["nll"] for run in table["sections"]["mine"][it]["runs"]]))  # fmt: skip
     assert any(page.column("mine", "NLL ↓")[best].startswith(text) for text in page.bold)
-    assert page.tables["table-failures"][1] == ["mine, bbb, seed 1", "ArithmeticError: lost <b>bbb</b>"]
+    assert ["mine, bbb, seed 1", "ArithmeticError: lost <b>bbb</b>"] in page.tables["table-failures"]
     assert "mine, bbb (seed 1)" in page.text and "mine → other, bbb (seed 1)" in page.text
     assert page.column("rates", "chosen")["mine/lora"] == f"×{factor:g}"
     searched = table["rate_search"]["mine/lora"][f"{factor:g}"]

@@ -106,7 +106,7 @@ BOUNDARIES = {
     "an evaluation, which is not saved": (Predictor, "__call__", 2, AFTER),
     "the end of an epoch": (fit.Fit, "_note_best", 1, AFTER),
     "the last checkpoint": (fit, "save_checkpoint", 6, AFTER),
-    "the prediction": (Predictor, "__call__", 3, AFTER),
+    "the prediction": (Predictor, "score", 3, AFTER),
     "the adapter moves to its place": (Path, "rename", 1, BEFORE),
     "the adapter": (run, "_save_adapter", 1, AFTER),
     "the predictions": (Predictions, "write", 1, AFTER),

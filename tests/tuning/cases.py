@@ -44,6 +44,8 @@ def words(out: Path, *more: object) -> list[object]:
         "--out",
         out,
         "--quiet",
+        "--calibrate",
+        "none",
     ]
     given += ["--rank", 2, "--targets", "q_proj", "--epochs", 1, "--batch-size", 6, "--samples", 3]
     given += ["--search", *SEARCH, "--constraints", *CONSTRAINTS, "--trials", 5, "--start", 3, "--q", 2]
