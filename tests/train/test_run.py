@@ -21,7 +21,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from bayeslora import load_run, metrics
+from bayeslora import find_holder, load_run, metrics
 from bayeslora.errors import InputError
 from bayeslora.methods import METHODS
 from bayeslora.models import load_model
@@ -30,8 +30,10 @@ from bayeslora.predict.predictions import Predictions
 from bayeslora.runs import directory as directories
 from bayeslora.runs.config import to_dict
 from bayeslora.runs.judging import Judged
+from bayeslora.runs.predictors import load_base
 from bayeslora.tasks import TASKS, urns_task
 from bayeslora.train import AdapterConfig, Place, PredictionConfig, TrainingConfig, resolve, run, train
+from bayeslora.train.run import adapt
 from bayeslora.train.trackers import tracking
 from tiers import some
 from train import tiny
@@ -178,6 +180,20 @@ def test_validation_during_training_is_of_the_weights_at_that_moment(method: str
     assert len(set(found)) == 3
     again = load_run(tmp_path / "run").evaluate(split="validation").metrics()["nll"]
     assert found[-1] == pytest.approx(again, abs=1e-6)
+
+
+@pytest.mark.parametrize(("rank", "started"), [(1, 2), (2, 3), (4, 6), (8, 12)])
+def test_adalora_starts_with_more_rank_and_ends_with_that_which_was_asked_for(rank: int, started: int) -> None:
+    config = run_config("adalora", adapter=AdapterConfig(rank=rank, targets=("q_proj", "v_proj")))
+    loaded = load_base(config, "cpu")
+    model = adapt(loaded, config)
+    peft_config = model.peft_config["default"]
+    assert peft_config.r == started and peft_config.lora_alpha / started == pytest.approx(16 / rank)
+    posterior = find_holder(model).posterior("default")
+    layers = sum(len(group) for group in posterior.groups)
+    assert posterior.budget(0, 100) == started * layers and posterior.budget(100, 100) == rank * layers
+    kept = adapt(load_base(config, "cpu"), replace(config, start_from=("a lora",)))
+    assert kept.peft_config["default"].r == rank
 
 
 def test_a_second_call_returns_the_result_and_computes_nothing(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:

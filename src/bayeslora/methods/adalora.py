@@ -6,6 +6,7 @@ METHOD = Method(
     name="adalora",
     description="a point estimate that gives rank up where it matters least",
     posterior="adalora",
+    start_rank=1.5,
     presets={
         "default": Preset(training={"learning_rate": 2e-3}),
         "paper": Preset(training=PAPER),

@@ -82,6 +82,7 @@ class Method:
         loras: how many LoRAs that takes, for given settings of the posterior.
         peft: for PEFT's own adapters, the first version of PEFT that has it.
         needs_options: whether it can be made from questions with options only, and not from running text or solutions.
+        start_rank: rank that training starts with, relative to that which is asked for: some give a part of it up.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Method:
     loras: Callable[[Mapping[str, Any]], int] = lambda settings: 1
     peft: tuple[int, int] | None = None
     needs_options: bool = False
+    start_rank: float = 1.0
 
     def foreign(self) -> type[ForeignHolder] | None:
         """What draws from it, if it is an adapter of PEFT's own."""

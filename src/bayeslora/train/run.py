@@ -139,13 +139,14 @@ def adapt(loaded: LoadedModel, config: RunConfig) -> PeftModel:
 
     adapter, method = config.adapter, find_method(config.method)
     layers, foreign = _layer_indices(loaded, adapter), method.foreign()
+    rank = adapter.rank if config.start_from else round(method.start_rank * adapter.rank)
     if foreign is None:
         peft_config = BayesLoraConfig(
             task_type="CAUSAL_LM",
             posterior=adapter.posterior or method.posterior,
             settings=dict(adapter.settings),
-            r=adapter.rank,
-            lora_alpha=adapter.alpha,
+            r=rank,
+            lora_alpha=adapter.alpha * (rank / adapter.rank),
             target_modules=list(adapter.targets),
             layers_to_transform=layers,
             stochastic_layers=adapter.stochastic_layers,
