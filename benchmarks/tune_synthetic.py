@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bayeslora.files import write_json
+from bayeslora.atomic_files import write_json
 from bayeslora.runs.environment import describe_environment
 from bayeslora.tuning.points import sobol
 from bayeslora.tuning.propose import History, propose

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from bayeslora.atomic_files import write_json
 from bayeslora.bench.config import LORA, BenchConfig, parse_batch
 from bayeslora.bench.measures import Predict
 from bayeslora.bench.subjects import Subjects
-from bayeslora.files import write_json
 from bayeslora.runs.environment import describe_environment
 
 KINDS = {

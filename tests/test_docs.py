@@ -17,7 +17,7 @@ from statistics import mean, median
 import pytest
 
 from bayeslora import cli, posterior
-from bayeslora.arguments import with_config
+from bayeslora.cli.parsing import with_config
 from bayeslora.studies.ablations import ABLATIONS
 from tasks.cases import write_lines
 from tiers import some

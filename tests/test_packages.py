@@ -23,7 +23,7 @@ def test_nothing_is_imported_in_a_circle_and_the_picture_is_up_to_date(capsys: p
 
 def test_what_stands_on_torch_or_numpy_alone() -> None:
     found = TOOL["read_graph"]()
-    assert found["posterior"] == {"errors", "kinds"} and found["metrics"] == frozenset()
+    assert found["posterior"] == {"errors", "type_checks"} and found["metrics"] == frozenset()
 
 
 @pytest.mark.parametrize(

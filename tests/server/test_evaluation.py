@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from bayeslora import load_run
+from bayeslora.atomic_files import write_json
 from bayeslora.errors import InputError
-from bayeslora.files import write_json
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.evaluation import evaluate

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bayeslora import load_run
+from bayeslora.atomic_files import write_json
 from bayeslora.errors import InputError
-from bayeslora.files import write_json
 from bayeslora.runs.trained import TrainedModel
 from bayeslora.server.trial import require_sound
 from server.live import ASKED, held_up, wait_for

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bayeslora.files import write_json
+from bayeslora.atomic_files import write_json
 from bayeslora.progress import Silent
 from bayeslora.studies import pool
 from bayeslora.studies.compare import compare

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from bayeslora import files
+from bayeslora import atomic_files as files
 from bayeslora.predict.predictions import Predictions
 from bayeslora.predict.predictor import Predictor
 from bayeslora.train import checkpoint, fit, run

@@ -9,7 +9,7 @@ from peft import PeftConfig
 from peft.utils import PeftType
 
 from bayeslora.adapter.expressions import require_plain_name
-from bayeslora.depth import check_depth
+from bayeslora.layer_ranges import check_depth
 from bayeslora.posterior.registry import posterior_config
 from bayeslora.posterior.snapshots import Snapshots
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from bayeslora.adapter.fan import Fan
+from bayeslora.adapter.draw_expansion import Fan
 from bayeslora.posterior import Factors, LayerFactors, Posterior
 from bayeslora.posterior.inner import Inner
 

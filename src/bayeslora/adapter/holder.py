@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from bayeslora.adapter.base import Holder, find_any_holder
-from bayeslora.adapter.bridge import Bridge, uses_reentrant_checkpointing
+from bayeslora.adapter.checkpoint_bridge import Bridge, uses_reentrant_checkpointing
+from bayeslora.adapter.draw_expansion import Fan, Stack
 from bayeslora.adapter.draws import Draws, Mode, fingerprint
-from bayeslora.adapter.fan import Fan, Stack
 from bayeslora.adapter.sound import require_floats
 from bayeslora.adapter.tuner_module import TunerModule
-from bayeslora.adapter.versions import watch
-from bayeslora.depth import upper_layers
+from bayeslora.adapter.version_counters import watch
 from bayeslora.errors import InputError
+from bayeslora.layer_ranges import upper_layers
 from bayeslora.posterior import KL, Factors, LayerFactors, Posterior
 from bayeslora.posterior.capture import Capture
 from bayeslora.posterior.inner import Inner

@@ -21,15 +21,15 @@ from transformers.pytorch_utils import Conv1D
 from bayeslora.adapter.base import ATTRIBUTE
 from bayeslora.adapter.base_fingerprint import fingerprint_of
 from bayeslora.adapter.config import BayesLoraConfig
+from bayeslora.adapter.draw_expansion import Stack
 from bayeslora.adapter.elbo import elbo, labels_per_example
 from bayeslora.adapter.expected import require_expected
 from bayeslora.adapter.expressions import require_quick
-from bayeslora.adapter.fan import Stack
 from bayeslora.adapter.holder import PosteriorHolder, is_hook_of
 from bayeslora.adapter.identity import name_base, note_base
 from bayeslora.adapter.layer import BayesLoraLinear
 from bayeslora.adapter.lora import export_samples, start_from_lora
-from bayeslora.depth import upper_layers
+from bayeslora.layer_ranges import upper_layers
 from bayeslora.models.four_bit import warn_of_wrong_rows
 from bayeslora.posterior import KL, LayerShape, Posterior, build_posterior
 from bayeslora.posterior.noise import Variates

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bayeslora.bench.shapes import SHAPES
-from bayeslora.depth import check_depth
 from bayeslora.errors import InputError, did_you_mean
+from bayeslora.layer_ranges import check_depth
 
 LORA = "peft lora"
 """What everything is held against: LoRA as PEFT has it, with the same rank, targets, tokens and precision."""

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bayeslora.atomic_files import write_json
 from bayeslora.bench.config import BenchConfig
 from bayeslora.bench.measures import MEASURES
 from bayeslora.bench.subjects import Subjects
 from bayeslora.bench.tables import by_method, line_by_line
 from bayeslora.errors import InputError
-from bayeslora.files import write_json
 from bayeslora.progress import Reporter, Silent
 from bayeslora.runs.config import to_dict
 from bayeslora.runs.environment import describe_environment

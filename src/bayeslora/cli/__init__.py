@@ -19,13 +19,13 @@ from tyro.conf import FlagCreatePairsOff
 from tyro.extras import SubcommandApp
 
 from bayeslora import __version__
-from bayeslora.arguments import one_line, with_config
 from bayeslora.cli.ablate import Ablate
 from bayeslora.cli.ask import Generate, Predict
 from bayeslora.cli.common import Verb
 from bayeslora.cli.export import Convert, Export, Merge
 from bayeslora.cli.lists import Methods, Models, Tasks
 from bayeslora.cli.measure import Bench
+from bayeslora.cli.parsing import one_line, with_config
 from bayeslora.cli.report import Report
 from bayeslora.cli.runs import Calibrate, Compare, Evaluate, Quickstart, Train
 from bayeslora.cli.search import Tune

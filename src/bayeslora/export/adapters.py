@@ -11,10 +11,10 @@ from peft import LoraConfig
 
 import bayeslora
 from bayeslora.adapter import BayesLoraModel
+from bayeslora.atomic_files import new_directory, tensor_failures
 from bayeslora.errors import InputError
 from bayeslora.export.engines import Service
 from bayeslora.export.manifest import Manifest, Served
-from bayeslora.files import new_directory, tensor_failures
 from bayeslora.models.finite import require_finite_weights
 from bayeslora.models.locate import BUILTINS, locate
 from bayeslora.runs.environment import PACKAGES

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bayeslora.atomic_files import write_json
 from bayeslora.errors import InputError
-from bayeslora.files import write_json
 from bayeslora.tasks import Scoring
 
 SCHEMA = 1

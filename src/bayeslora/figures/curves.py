@@ -15,11 +15,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from bayeslora.atomic_files import replacing
 from bayeslora.errors import InputError
 from bayeslora.figures.marks import Line, colour_and_marker, line_style
 from bayeslora.figures.reliability import DPI
 from bayeslora.figures.table import COLUMNS, Cell, Column, Row
-from bayeslora.files import replacing
 
 Curves = Mapping[str, Mapping[str, Row]]
 """Rows by the name of a curve and by value; values may be missing."""

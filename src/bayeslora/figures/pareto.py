@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from bayeslora.atomic_files import replacing
 from bayeslora.errors import InputError
 from bayeslora.figures.reliability import DPI
-from bayeslora.files import replacing
 
 # From the palette of Okabe and Ito.
 _STYLES = {

@@ -28,8 +28,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import ArrayLike, NDArray
 
+from bayeslora.atomic_files import replacing
 from bayeslora.errors import InputError
-from bayeslora.files import replacing
 from bayeslora.metrics import ReliabilityBins, accuracy, nll, reliability_bins
 from bayeslora.metrics.validation import check_classification
 

@@ -12,11 +12,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from bayeslora.atomic_files import replacing
 from bayeslora.errors import InputError
 from bayeslora.figures.marks import colour_and_marker
 from bayeslora.figures.reliability import DPI
 from bayeslora.figures.table import Row
-from bayeslora.files import replacing
 
 _COLUMNS = 3
 _SIDE, _LEGEND_LINE = 2.9, 0.22  # inches

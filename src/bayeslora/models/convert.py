@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from bayeslora.atomic_files import new_directory, tensor_failures
 from bayeslora.errors import InputError
-from bayeslora.files import new_directory, tensor_failures
 from bayeslora.models.architecture import Decoder, convert_weights
 from bayeslora.models.gguf import read_gguf
 from bayeslora.models.tokenizer import convert_tokenizer

@@ -7,7 +7,6 @@ from dataclasses import fields
 from typing import Any
 
 from bayeslora.errors import did_you_mean
-from bayeslora.kinds import check_kinds
 from bayeslora.posterior.adalora import AdaloraPosterior
 from bayeslora.posterior.base import NOTHING_KEPT, Posterior
 from bayeslora.posterior.blob import BlobPosterior
@@ -24,6 +23,7 @@ from bayeslora.posterior.point import PointPosterior
 from bayeslora.posterior.snapshots import Snapshots
 from bayeslora.posterior.swag import SwagPosterior
 from bayeslora.posterior.tfb import TfbPosterior
+from bayeslora.type_checks import check_kinds
 
 POSTERIORS: dict[str, type[Posterior]] = {
     "decoupled": DecoupledPosterior,

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from bayeslora.adapter.base import find_any_holder
 from bayeslora.adapter.sampling import evaluating
 from bayeslora.errors import InputError
+from bayeslora.predict.generation_results import End, Generation, Record, Watch
 from bayeslora.predict.mc import posterior_predictive
-from bayeslora.predict.written import End, Generation, Record, Watch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

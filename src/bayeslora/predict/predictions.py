@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bayeslora import metrics
+from bayeslora.atomic_files import replacing
 from bayeslora.errors import InputError
-from bayeslora.files import replacing
 from bayeslora.tasks import Item, distance_to_truth, require_gold, truth_entropy
 from bayeslora.tasks.sources import parse_object, read_lines
 

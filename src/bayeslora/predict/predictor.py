@@ -11,11 +11,11 @@ import numpy as np
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import Calibration
-from bayeslora.predict.choose import choose_options
 from bayeslora.predict.mc import average_draws
 from bayeslora.predict.predictions import Predictions
 from bayeslora.predict.questions import score_questions
 from bayeslora.predict.scorer import DrawScores, Scorer
+from bayeslora.predict.tie_breaking import choose_options
 from bayeslora.tasks import EncodedItem, Item, Scoring, continuations, encode_items
 
 if TYPE_CHECKING:

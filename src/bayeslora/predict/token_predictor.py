@@ -12,8 +12,8 @@ from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 from bayeslora.adapter.sampling import Sampling
+from bayeslora.atomic_files import replacing, tensor_failures
 from bayeslora.errors import InputError
-from bayeslora.files import replacing, tensor_failures
 from bayeslora.metrics import TokenScores, top_entropy
 from bayeslora.metrics.validation import BoolArray
 from bayeslora.predict.calibrate import Calibration

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslora.adapter.base import ATTRIBUTE, Holder, find_any_holder
-from bayeslora.adapter.fan import Stack
+from bayeslora.adapter.draw_expansion import Stack
 from bayeslora.adapter.sampling import MEAN, sampled
 from bayeslora.errors import InputError
 from bayeslora.predict.options import Encoded, OptionScores, PackedBatch, packed_length, packed_logits, score_options

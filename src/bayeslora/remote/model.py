@@ -81,9 +81,9 @@ class RemoteModel:
         """Predictions of many questions, in their order."""
         import numpy as np
 
-        from bayeslora.predict.choose import choose_options
         from bayeslora.predict.mc import average_draws
         from bayeslora.predict.predictions import Predictions
+        from bayeslora.predict.tie_breaking import choose_options
 
         if not items:
             raise InputError("there are no questions to predict; give at least one")

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from bayeslora.atomic_files import write_json
 from bayeslora.errors import InputError
-from bayeslora.files import write_json
 from bayeslora.report.blocks import Report
 from bayeslora.report.html import to_html
 from bayeslora.report.svg import to_svg

@@ -9,8 +9,8 @@ from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
+from bayeslora.atomic_files import create, write_json
 from bayeslora.errors import InputError
-from bayeslora.files import create, write_json
 
 
 class AnswerFile:

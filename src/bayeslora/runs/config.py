@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin,
 
 from tyro.constructors import PrimitiveConstructorSpec
 
-from bayeslora.depth import check_depth
 from bayeslora.errors import InputError, did_you_mean
-from bayeslora.kinds import check_kinds
+from bayeslora.layer_ranges import check_depth
+from bayeslora.type_checks import check_kinds
 
 if TYPE_CHECKING:
     from bayeslora.methods import Method

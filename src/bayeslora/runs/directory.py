@@ -26,8 +26,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from bayeslora.atomic_files import write_json
 from bayeslora.errors import InputError
-from bayeslora.files import write_json
 from bayeslora.runs.config import differences, saved_run, to_dict
 
 

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bayeslora.atomic_files import write_json
 from bayeslora.errors import InputError
-from bayeslora.files import write_json
 from bayeslora.runs.config import to_dict
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.environment import describe_environment, peak_memory

@@ -14,9 +14,9 @@ from peft.utils import CONFIG_NAME
 
 from bayeslora.adapter.loading import load_adapter
 from bayeslora.adapter.sampling import Sampling
-from bayeslora.depth import check_depth
+from bayeslora.atomic_files import replacing
 from bayeslora.errors import InputError
-from bayeslora.files import replacing
+from bayeslora.layer_ranges import check_depth
 from bayeslora.methods import find_method
 from bayeslora.models import LoadedModel
 from bayeslora.predict.answers import Answer, make_answers
@@ -30,11 +30,11 @@ from bayeslora.predict.calibrate import (
 )
 from bayeslora.predict.calibrating import calibrate, predict_both, scale_of, set_scale, tuner_of
 from bayeslora.predict.generate import Prompt, Writing, generate
+from bayeslora.predict.generation_results import Generation, Watch
 from bayeslora.predict.predictions import Predictions
 from bayeslora.predict.predictor import Predictor
 from bayeslora.predict.scorer import Scorer
 from bayeslora.predict.token_predictor import TokenPredictor
-from bayeslora.predict.written import Generation, Watch
 from bayeslora.progress import Reporter, Silent
 from bayeslora.runs.config import RunConfig, check_samples, from_dict
 from bayeslora.runs.directory import RunDirectory

@@ -9,14 +9,14 @@
 ``app.py``          the endpoints
 ``schemas.py``      what ``/v1/choices`` takes and gives; ``openai_schemas.py`` the same of text
 ``replies.py``      text in OpenAI's shapes, whole and in pieces
-``desk.py``         hands requests to the worker and waits for it, but not for ever
+``dispatcher.py``   hands requests to the worker and waits for it, but not for ever
 ``worker.py``       the one thread that owns the model: a bounded queue, in batches
 ``engine.py``       what that thread does
 ``interrupt.py``    ends a forward pass in the middle
 ``trial.py``        whether the model predicts at all
 ``evaluation.py``   how good the run is, for people who look at it
 ``web.py``          the page for people, whose files are in ``page/``
-``gates.py``        what a request passes before the endpoints: counting, failures, token, size
+``middleware.py``   what a request passes before the endpoints: counting, failures, token, size
 ``metrics.py``      figures for Prometheus
 ==================  ====================================================================================
 """

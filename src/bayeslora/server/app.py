@@ -18,14 +18,14 @@ from pydantic import BaseModel
 
 import bayeslora
 from bayeslora.predict.generate import Prompt, Writing
-from bayeslora.server.desk import Desk
+from bayeslora.server.dispatcher import Dispatcher
 from bayeslora.server.engine import Engine, Question, Text, Written
 from bayeslora.server.errors import Failure, as_failure, described, error_body, install_handlers
 from bayeslora.server.evaluation import evaluate_run
-from bayeslora.server.gates import Guard, LimitBody, LimitWork, Measure, RequireToken
 from bayeslora.server.hosts import Hosts, KnowHost
 from bayeslora.server.limits import LOOKS
 from bayeslora.server.metrics import CONTENT_TYPE, Metrics
+from bayeslora.server.middleware import Guard, LimitBody, LimitWork, Measure, RequireToken
 from bayeslora.server.openai_schemas import ChatCompletion, ChatRequest, Completion, CompletionRequest, TextRequest
 from bayeslora.server.replies import ChatReply, CompletionReply, Reply, count_usage
 from bayeslora.server.schemas import ChoicesReply, ChoicesRequest, Evaluation, Health, Model, ModelList
@@ -64,7 +64,7 @@ def create_app(
     )
     worker = Worker(engine, limits.queue, metrics)
     metrics.depth = lambda: worker.depth
-    server.metrics, server.worker, server.desk = metrics, worker, Desk(worker, limits.timeout)
+    server.metrics, server.worker, server.dispatcher = metrics, worker, Dispatcher(worker, limits.timeout)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -100,7 +100,7 @@ class _Endpoints:
         self.name = name
         self.limits = engine.limits
         self.samples = engine.trained.samples
-        self.desk: Desk
+        self.dispatcher: Dispatcher
         self.metrics: Metrics
         self.worker: Worker
         self.evaluation = evaluation
@@ -149,7 +149,7 @@ class _Endpoints:
         self.limits.require_readable([body.question, *body.choices, body.passage])
         item = make_item(body.question, body.choices, body.passage, bare=body.bare)
         question = Question(item, self._samples(body.samples), body.level, body.deterministic)
-        answered = await self.desk.ask(request, question)
+        answered = await self.dispatcher.ask(request, question)
         answer = answered.answer
         return ChoicesReply(
             model=self.name,
@@ -204,8 +204,8 @@ class _Endpoints:
 
     async def _reply(self, request: Request, body: TextRequest, texts: Sequence[Text], reply: Reply) -> Any:
         if not body.stream:
-            return reply.whole(await self.desk.write(request, texts))
-        events = await self.desk.stream(request, texts)
+            return reply.whole(await self.dispatcher.write(request, texts))
+        events = await self.dispatcher.stream(request, texts)
         usage = body.stream_options is not None and body.stream_options.include_usage
         sent = _sent(_pieces(events, reply, usage=usage))
         return StreamingResponse(sent, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})

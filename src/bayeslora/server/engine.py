@@ -18,9 +18,9 @@ from bayeslora.errors import InputError
 from bayeslora.models.context import context_length
 from bayeslora.predict.answers import Answer
 from bayeslora.predict.generate import Prompt, Writing, encode_prompts
+from bayeslora.predict.generation_results import Generation, Token
 from bayeslora.predict.options import packed_length
 from bayeslora.predict.predictions import Predictions
-from bayeslora.predict.written import Generation, Token
 from bayeslora.runs.trained import TrainedModel
 from bayeslora.server.limits import Limits
 from bayeslora.server.pieces import Pieces

@@ -90,7 +90,7 @@ def as_failure(error: BaseException) -> Failure | None:
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Every error in the same shape. Unexpected ones are met by :class:`bayeslora.server.gates.Guard`."""
+    """Every error in the same shape. Unexpected ones are met by :class:`bayeslora.server.middleware.Guard`."""
 
     async def known(request: Request, error: Exception) -> JSONResponse:
         failure = as_failure(error)

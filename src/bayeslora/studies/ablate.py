@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bayeslora.atomic_files import write_json
 from bayeslora.errors import InputError
 from bayeslora.figures.curves import Curves, curves_figure
 from bayeslora.figures.table import Cell, Row
-from bayeslora.files import write_json
 from bayeslora.models.device import resolve_device
 from bayeslora.progress import Reporter, Silent
 from bayeslora.runs.config import to_dict

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bayeslora.atomic_files import write_json
 from bayeslora.errors import InputError
 from bayeslora.figures import reliability_figure, scatter_figure
 from bayeslora.figures.table import Column
-from bayeslora.files import write_json
 from bayeslora.methods import find_method
 from bayeslora.models.device import resolve_device
 from bayeslora.predict.token_predictor import UNCERTAIN

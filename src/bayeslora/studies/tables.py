@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bayeslora.atomic_files import replacing
 from bayeslora.figures.table import DAGGER, Column, Row, latex, markdown
-from bayeslora.files import replacing
 from bayeslora.studies.evaluated import SIGNIFICANT
 
 HOW_TO_READ = "ACC and ECE in per cent; mean ± standard deviation over seeds."

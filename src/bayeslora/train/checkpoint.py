@@ -17,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from bayeslora.atomic_files import replacing, tensor_failures
 from bayeslora.errors import InputError
-from bayeslora.files import replacing, tensor_failures
 
 VERSION = 1
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayeslora.adapter.base import ATTRIBUTE, find_any_holder
-from bayeslora.adapter.fan import Stack
+from bayeslora.adapter.draw_expansion import Stack
 from bayeslora.errors import InputError
 from bayeslora.methods import find_method
 from bayeslora.models.device import resolve_device, resolve_dtype

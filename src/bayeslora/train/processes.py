@@ -17,7 +17,7 @@ import torch.distributed
 from torch import Tensor, nn
 
 from bayeslora.adapter.base import Holder
-from bayeslora.adapter.fan import Stack
+from bayeslora.adapter.draw_expansion import Stack
 from bayeslora.errors import InputError
 
 T = TypeVar("T")

@@ -20,9 +20,9 @@ import torch
 from bayeslora.adapter import BayesLoraConfig, find_holder
 from bayeslora.adapter.base import find_any_holder
 from bayeslora.adapter.lora import read_lora
-from bayeslora.depth import upper_layers
+from bayeslora.atomic_files import replacing_directory, tensor_failures, write_json
 from bayeslora.errors import InputError
-from bayeslora.files import replacing_directory, tensor_failures, write_json
+from bayeslora.layer_ranges import upper_layers
 from bayeslora.methods import find_method
 from bayeslora.methods.base import Made
 from bayeslora.models import LoadedModel

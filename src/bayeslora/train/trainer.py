@@ -23,7 +23,7 @@ from bayeslora.adapter.config import BayesLoraConfig
 from bayeslora.adapter.elbo import IGNORED, elbo, labels_per_example
 from bayeslora.adapter.holder import find_holder
 from bayeslora.adapter.layer import BayesLoraLinear
-from bayeslora.adapter.versions import raise_versions
+from bayeslora.adapter.version_counters import raise_versions
 from bayeslora.posterior.ivon import IvonPosterior
 from bayeslora.posterior.kl import KL, KLScaling
 from bayeslora.train.objective import KLWeight

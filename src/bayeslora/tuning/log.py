@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from bayeslora.atomic_files import write_json
 from bayeslora.errors import InputError
-from bayeslora.files import write_json
 from bayeslora.runs.config import differences, from_dict, to_dict
 
 SCHEMA = 1

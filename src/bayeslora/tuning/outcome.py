@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bayeslora.atomic_files import replacing, write_json
 from bayeslora.figures.pareto import FrontPoint, pareto_figure
-from bayeslora.files import replacing, write_json
 from bayeslora.runs.config import RunConfig, to_dict
 from bayeslora.runs.environment import describe_environment
 from bayeslora.tuning.config import OBJECTIVES, Tuning

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from bayeslora.depth import check_depth
+from bayeslora.atomic_files import replacing
 from bayeslora.errors import InputError, did_you_mean
-from bayeslora.files import replacing
+from bayeslora.layer_ranges import check_depth
 from bayeslora.metrics import conformal_sets
 from bayeslora.metrics.validation import ROW_SUM_TOLERANCE, BoolArray, check_probabilities
 from bayeslora.predict.calibrate.numbers import check_positive, is_number

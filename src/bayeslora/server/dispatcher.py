@@ -24,7 +24,7 @@ class Event:
     news: Piece | Written
 
 
-class Desk:
+class Dispatcher:
     """See above.
 
     Args:

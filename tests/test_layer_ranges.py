@@ -2,8 +2,8 @@
 
 import pytest
 
-from bayeslora.depth import check_depth, upper_layers
 from bayeslora.errors import InputError
+from bayeslora.layer_ranges import check_depth, upper_layers
 
 
 @pytest.mark.parametrize(

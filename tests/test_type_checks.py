@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from bayeslora.errors import InputError
-from bayeslora.kinds import check_kinds, fits
+from bayeslora.type_checks import check_kinds, fits
 
 
 @dataclass

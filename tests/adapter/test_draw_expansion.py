@@ -7,7 +7,7 @@ import torch
 
 from adapter.cases import MODELS, adapted, generator, logits, tokens
 from bayeslora import find_holder
-from bayeslora.adapter.fan import Stack
+from bayeslora.adapter.draw_expansion import Stack
 from bayeslora.errors import InputError
 
 ALL = pytest.mark.parametrize("architecture", MODELS)

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bayeslora import files
+from bayeslora import atomic_files as files
+from bayeslora.atomic_files import new_directory, replacing, replacing_directory, tensor_failures, write_json
 from bayeslora.errors import InputError
-from bayeslora.files import new_directory, replacing, replacing_directory, tensor_failures, write_json
 from bayeslora.progress import PlainLines, Silent, reporter
 
 
