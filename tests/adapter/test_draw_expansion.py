@@ -7,7 +7,7 @@ import torch
 
 from adapter.cases import MODELS, adapted, generator, logits, tokens
 from bayeslora import find_holder
-from bayeslora.adapter.draw_expansion import Stack
+from bayeslora.adapter.draw_expansion import Fan, Stack
 from bayeslora.errors import InputError
 
 ALL = pytest.mark.parametrize("architecture", MODELS)
@@ -156,3 +156,12 @@ def test_layers_that_do_not_exist(layers, message):
     with pytest.raises(InputError, match=r"^draw_layers is") as error, model.draws(2, layers=layers):
         logits(model, tokens(batch=2))
     assert message in str(error.value)
+
+
+def test_only_what_has_rows_of_the_batch_is_repeated():
+    """Positions are a vector, of as many entries as there are rows by chance."""
+    block = torch.nn.Identity()
+    batch, positions = torch.randn(3, 5), torch.arange(3)
+    (given,), named = Fan((block,), 2).enter(block, (batch,), {"positions": positions, "mask": (batch, None)})
+    assert torch.equal(given, torch.cat([batch, batch])) and named["positions"] is positions
+    assert named["mask"][0] is given and named["mask"][1] is None

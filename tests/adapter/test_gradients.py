@@ -9,7 +9,9 @@ from peft import LoraConfig, get_peft_model
 
 from adapter.cases import MODELS, adapted, base_model, tokens
 from bayeslora import find_holder
+from bayeslora.adapter.layer import add_update
 from bayeslora.errors import InputError
+from bayeslora.posterior.base import LayerFactors
 from rounding import summed
 from tiers import some
 
@@ -111,6 +113,18 @@ def test_mixed_precision():
     assert all(grad.dtype == torch.float32 and torch.isfinite(grad).all() for grad in half.values())
     mean = "bayeslora_posterior.default.mean_4x4"
     assert torch.nn.functional.cosine_similarity(half[mean].flatten(), plain[mean].flatten(), dim=0) > 0.98
+
+
+def test_an_update_in_another_precision_than_the_layers_is_scaled_too():
+    """As it is where a layer computes in float32 what comes in bfloat16."""
+    rng = torch.Generator().manual_seed(0)
+    x, result = torch.randn(2, 5, 8, generator=rng).bfloat16(), torch.randn(2, 5, 6, generator=rng)
+    factors = LayerFactors(torch.randn(1, 3, 8, generator=rng), torch.randn(1, 6, 3, generator=rng))
+    update = x.float() @ factors.A[0].mT @ factors.B[0].mT
+    got = add_update(x, result, factors, 3.0)
+    assert got.dtype == torch.float32
+    # each of two products rounds its terms to 8 bits
+    torch.testing.assert_close(got, result + 3.0 * update, atol=3.0 * 2**-7 * float(update.abs().max()), rtol=0)
 
 
 def test_gradients_of_n_draws_are_the_mean_over_the_blocks():

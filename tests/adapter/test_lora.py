@@ -7,6 +7,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from adapter.cases import MODELS, TARGETS, adapted, base_model, generator, logits
+from bayeslora import find_holder
 from bayeslora.errors import InputError
 from tiers import some
 
@@ -105,6 +106,14 @@ def test_exported_draws_equal_the_draws(architecture, posterior, tmp_path):
         stock = PeftModel.from_pretrained(base_model(architecture), path).eval()
         assert stock.peft_config["default"].peft_type == "LORA"
         torch.testing.assert_close(logits(stock), want, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_exporting_draws_whole_networks_and_leaves_the_mode_as_it_was(training, tmp_path):
+    """BLoB's draws have signs for every token while it is trained, which no adapter can hold."""
+    model = adapted(posterior="blob").train(training)
+    paths = model.export_samples(2, tmp_path / "out", generator(3))
+    assert len(paths) == 3 and find_holder(model).posterior("default").training == training
 
 
 def expected_ids():

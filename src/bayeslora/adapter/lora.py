@@ -7,7 +7,6 @@ Exported adapters need nothing of this package: the scaling is folded into ``B``
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from bayeslora.adapter.config import BayesLoraConfig
 from bayeslora.adapter.holder import PosteriorHolder
 from bayeslora.adapter.layer import BayesLoraLinear
+from bayeslora.adapter.sampling import evaluating
 from bayeslora.adapter.sound import require_finite, require_floats
 from bayeslora.errors import InputError
 from bayeslora.posterior import Factors, PointPosterior, Posterior
@@ -163,7 +163,7 @@ def export_samples(
     if root.exists() and any(root.iterdir()):
         raise InputError(f"{root} is not empty; choose another directory for the exported adapters")
     layers = adapted_layers(model, adapter)
-    with torch.no_grad(), _evaluating(posterior):
+    with torch.no_grad(), evaluating(posterior):  # draws are whole networks then, as in prediction
         draws = posterior.draw(n, generator) if n > 0 else None
         mean = posterior.mean()
     if mean.inners or (draws is not None and draws.inners):
@@ -173,17 +173,6 @@ def export_samples(
         assert draws is not None
         directories.append(_write(root / f"sample-{k:03d}", model, config, draws.pick(k), layers, adapter))
     return directories
-
-
-@contextmanager
-def _evaluating(posterior: Posterior) -> Iterator[None]:
-    """Inside the block draws are whole networks, as in prediction."""
-    training = posterior.training
-    posterior.eval()
-    try:
-        yield
-    finally:
-        posterior.train(training)
 
 
 def _write(
