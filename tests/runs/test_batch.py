@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from bayeslora import load_run
 from bayeslora.runs import batch
+from bayeslora.runs.answer_file import AnswerFile
 from bayeslora.runs.trained import TrainedModel
 from tasks.cases import write_lines
 from train.tiny import bayeslora, finished, question
@@ -133,3 +135,21 @@ def test_a_file_without_questions(
     file.write_text(content)
     assert bayeslora("predict", trained, "--input", file) == 2
     assert "holds no questions" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("chunk", "kept"), [(1, 5), (2, 4), (3, 3), (6, 0)])
+def test_of_a_group_that_was_computed_together_all_answers_are_kept_or_none(
+    chunk: int, kept: int, tmp_path: Path
+) -> None:
+    """The line that was being written when the process ended is lost in any case."""
+    path = tmp_path / "answers.jsonl"
+    with suppress(KeyboardInterrupt), AnswerFile(path, {}, chunk=chunk, force=False) as out:
+        for number in range(5):
+            out.write({"answer": number} if number else {"error": "no answer"})
+        out._file.write(b'{"ans')
+        raise KeyboardInterrupt
+    with AnswerFile(path, {}, chunk=chunk, force=False) as out:
+        assert (out.done, out.failed) == (kept, min(kept, 1))
+        for number in range(out.done, 6):
+            out.write({"answer": number} if number else {"error": "no answer"})
+    assert [json.loads(line).get("answer") for line in path.read_text().splitlines()] == [None, 1, 2, 3, 4, 5]

@@ -11,7 +11,7 @@ from bayeslora.errors import InputError
 from bayeslora.methods import METHODS, Method, Preset
 from bayeslora.methods.base import COMMON
 from bayeslora.posterior import DecoupledConfig, InducingConfig
-from bayeslora.runs.config import _parse_pairs, differences, flatten, from_dict, saved_run, to_dict
+from bayeslora.runs.config import _parse_pairs, differences, flatten, from_dict, saved_run, to_dict, without_trust
 from bayeslora.train import (
     AdapterConfig,
     DataConfig,
@@ -436,3 +436,10 @@ def test_runs_of_versions_that_did_not_calibrate_say_so():
     assert saved_run(values).prediction.calibrate == "validation"
     del values["prediction"]["calibrate"]
     assert saved_run(values).prediction.calibrate == "none"
+
+
+def test_no_file_decides_whether_code_is_run():
+    """Whether an earlier version has saved it at the top or among the settings of loading."""
+    told = {"model": "m", "trust_remote_code": True, "loading": {"bits": 4, "trust_remote_code": True}}
+    assert without_trust(told) == {"model": "m", "loading": {"bits": 4}}
+    assert without_trust({"model": "m"}) == {"model": "m"} and "trust_remote_code" in told

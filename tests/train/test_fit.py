@@ -25,6 +25,7 @@ from bayeslora.train.errors import TrainingDiverged
 from bayeslora.train.fit import Fit, _mix
 from bayeslora.train.objective import Example, QuestionObjective
 from bayeslora.train.optimise import rate_factor
+from bayeslora.train.processes import Processes
 from posterior.cases import NoLooking
 from predict.test_options import questions
 from rounding import summed
@@ -216,6 +217,22 @@ def test_the_gradient_follows_the_settings(changes, weight, smoothing):
     make_fit(model, **{**ONE_STEP, **changes})()
     want = elbo_gradient(adapted(), [examples()], weight=weight, smoothing=smoothing, seed=seed)
     assert_close(gradients(model), want, atol=1e-5, rtol=1e-4)
+
+
+def test_a_batch_that_is_not_full_counts_by_its_questions():
+    model = adapted()
+    make_fit(model, **{**ONE_STEP, "batch_size": 2 * COUNT})()
+    want = elbo_gradient(adapted(), [examples()], weight=1 / COUNT)
+    assert_close(gradients(model), want, atol=1e-5, rtol=1e-4)
+
+
+def test_dropout_is_another_in_every_process():
+    found = []
+    for rank in (0, 0, 1):
+        model = adapted(posterior="dropout")
+        make_fit(model, fit={"processes": Processes(rank)}, **ONE_STEP)()
+        found.append(torch.cat([gradient.flatten() for gradient in gradients(model).values()]))
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
 
 
 def test_the_weight_of_the_kl_rises():
