@@ -68,16 +68,20 @@ def drip(connection: socket.socket, seconds: float = 60) -> bool:
 def test_connections_that_are_held_make_room_for_others(
     trained: TrainedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whether they have sent nothing, or not all of their headers, or not all of a body."""
-    with served(trained, connections=12) as url, held(url, 42, [b"", HEAD, BODY]) as connections:
-        for _ in range(3):
-            assert httpx.get(f"{url}/healthz", timeout=60).status_code == 200
-        assert httpx.post(f"{url}/v1/choices", json=ASKED, timeout=60).status_code == 200
-        assert all(map(is_cut, connections[:3]))  # those that were waited for longest
-        for last in connections[-3:]:
-            last.settimeout(0.05)
-            with pytest.raises(TimeoutError):
-                last.recv(1)
+    """Whether they have sent nothing, or not all of their headers, or not all of a body; their time is not over yet."""
+    bounds = {"connections": 12, "client_timeout": 200, "timeout": 200}
+    kinds = [b"", HEAD, BODY]
+    with served(trained, **bounds) as url, held(url, 3, kinds) as first:
+        assert httpx.get(f"{url}/healthz", timeout=60).status_code == 200  # what they have sent is read by then
+        with held(url, 39, kinds) as others:
+            for _ in range(3):
+                assert httpx.get(f"{url}/healthz", timeout=60).status_code == 200
+            assert httpx.post(f"{url}/v1/choices", json=ASKED, timeout=60).status_code == 200
+            assert all(map(is_cut, first))  # those that were waited for longest
+            for last in others[-3:]:
+                last.settimeout(0.05)
+                with pytest.raises(TimeoutError):
+                    last.recv(1)
     told = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(told) == 1 and "all 12 connections are in use" in told[0].getMessage()
 
