@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -18,8 +19,9 @@ from bayeslora.predict.predictions import Predictions
 from bayeslora.predict.predictor import Predictor
 from bayeslora.train import checkpoint, fit, run
 from faults.processes import Forked, Started
+from tasks.cases import write_lines
 from tiers import some
-from train.tiny import bayeslora, contents, finished, options, outcome, read_json, without_intervals
+from train.tiny import bayeslora, contents, finished, options, outcome, read_json, without_intervals, write_task
 
 KEPT = ["--checkpoint-seconds", 0]  # six steps, each of them kept
 
@@ -200,6 +202,24 @@ def test_a_checkpoint_that_is_not_this_runs_is_refused(
     assert err.count("\n") == 1 and str(path) in err and "--force" in err
     assert bayeslora(*options(tmp_path / "run", *KEPT, "--force")) == 0
     assert outcome(tmp_path / "run") == outcome(undisturbed)
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_checkpoint_of_other_questions_is_refused(
+    split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is learnt from, and what decides which state is kept."""
+    task = write_task(tmp_path / "task")
+    words = options(tmp_path / "run", *KEPT, "--task", task)
+    with monkeypatch.context() as disturbed:
+        disturbed.setattr(fit.Fit, "_step", interrupting(fit.Fit._step, 3, BEFORE))
+        assert bayeslora(*words) == 130
+    path = task / f"{split}.jsonl"
+    first, *rest = (json.loads(line) for line in path.read_text().splitlines())
+    write_lines(path, [{**first, "answer": 1 - first["answer"]}, *rest])
+    capsys.readouterr()
+    assert bayeslora(*words) == 2
+    assert "checkpoint.safetensors" in capsys.readouterr().err
 
 
 # Two at once ----------------------------------------------------------------------------------------------------------
