@@ -2,13 +2,14 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from bayeslora.models import load_model
 from bayeslora.runs.config import AdapterConfig, ModelConfig, RunConfig, TrainingConfig, resolve
-from bayeslora.train.estimate import _idle_parameters, _kept, _largest_batch, _lean_attention, estimate
+from bayeslora.train.estimate import _idle_parameters, _kept, _largest_batch, _lean_attention, estimate, product_speed
 from bayeslora.train.run import adapt, open_work, train
 from tiers import some
 from train import tiny
@@ -120,3 +121,15 @@ def test_the_speed_is_that_of_this_machine_unless_it_is_given():
     given = estimate(run(), device="cpu", tflops=1e-6)
     assert given.tflops == 1e-6 and (" min " in str(given) or " h " in str(given))
     assert "about 1 s of training" in str(estimate(run(), device="cpu", tflops=300))
+
+
+def test_the_best_of_some_products_is_the_speed(monkeypatch):
+    """The first one starts libraries, and any may be disturbed."""
+    took = iter([0.0, 5.0, 5.0, 6.0, 6.0, 8.0, 8.0, 11.0])
+    monkeypatch.setattr("bayeslora.train.estimate.time.perf_counter", lambda: next(took))
+    assert product_speed(torch.device("cpu"), torch.float32, size=10) == pytest.approx(2 * 10**3 / 1.0 / 1e12)
+
+
+def test_the_longest_examples_are_what_memory_is_reckoned_with():
+    work = SimpleNamespace(examples=["aa", "aaaa", "a", "aaa"], length=len)
+    assert _largest_batch(work, 2) == ["aaaa", "aaa"]

@@ -675,11 +675,12 @@ def test_an_evaluation_that_is_not_finite_is_named(posterior, prefix):
         make_whole_fit(model, fit={"log": poison(model, prefix, at_step=3)})()
 
 
-def test_a_gradient_that_is_not_finite_moves_nothing():
+@pytest.mark.parametrize("factor", [torch.inf, torch.nan])
+def test_a_gradient_that_is_not_finite_moves_nothing(factor):
     model = small()
     before = parameters(model)
     victim = next(p for name, p in find_holder(model).named_parameters() if "sd_logit" in name)
-    victim.register_hook(lambda gradient: gradient * torch.inf)
+    victim.register_hook(lambda gradient: gradient * factor)
     with pytest.raises(TrainingDiverged, match=r"gradient is (inf|nan) at step 1 of 6 \(epoch 1, .*\); try a lower"):
         make_fit(model)()
     assert_identical(parameters(model), before)
