@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bayeslora.atomic_files import write_json
+from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import PRIOR_SD, Calibration, choose_scale, fit_temperature
 from bayeslora.predict.calibrating import FEW_SCALES
 from bayeslora.predict.predictions import read_predictions
@@ -148,3 +150,12 @@ def test_the_command_line_shows_both(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_force_leaves_nothing_of_a_calibration_behind(run: RunDirectory) -> None:
     train(run_config(), run.path, force=True)
     assert not run.calibrated.exists() and not run.calibration.exists() and "calibrated" not in run.read_result()
+
+
+def test_a_result_that_holds_something_else_costs_no_prediction(run: RunDirectory) -> None:
+    for found in (3, None, {}):
+        write_json(run.result, run.read_result() | {"found": found})
+        assert load_run(run.path).own == Calibration()
+    write_json(run.result, run.read_result() | {"found": {"temperature": "warm"}})
+    with pytest.raises(InputError, match="temperature is 'warm'"):
+        load_run(run.path)

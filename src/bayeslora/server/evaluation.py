@@ -92,9 +92,10 @@ def _calibrated(result: Mapping[str, Any], directory: RunDirectory, trained: Tra
     """Figures after calibration, if they are of the one that is served."""
     after = result.get("calibrated")
     served = trained.calibration.temperature, trained.calibration.posterior_scale, trained.draw_layers
-    if after is None or served != (after["temperature"], after["posterior_scale"], after["draw_layers"]):
+    names = ("temperature", "posterior_scale", "draw_layers")
+    if not isinstance(after, dict) or served != tuple(after.get(name) for name in names):
         return None
-    changed = {"metrics": after["metrics"], "intervals": after["intervals"]}
+    changed = {name: after.get(name) for name in ("metrics", "intervals")}
     return Measured({**result, **changed}, _read(directory.calibrated), as_served=True)
 
 
