@@ -108,6 +108,110 @@ def test_it_starts_where_lora_does():
         assert torch.equal(ours.mean()[name].B, torch.zeros_like(lora.mean()[name].B))
 
 
+# With several components --------------------------------------------------------------------------------------------
+
+
+def of_component(posterior, k):
+    """One component on its own, as a posterior with a single mean."""
+    own = DecoupledPosterior(posterior.layers, dataclasses.replace(posterior.config, components=1)).double()
+    state = {
+        name: value[:, k] if name.startswith(("mean_", "A_", "B_")) else value
+        for name, value in posterior.state_dict().items()
+    }
+    own.load_state_dict(state)
+    return own
+
+
+@pytest.mark.parametrize("settings", FORMS)
+def test_the_kl_of_a_mixture_is_the_mean_of_its_components(settings):
+    posterior = build(components=3, **settings)
+    expected = torch.stack([of_component(posterior, k).kl().total for k in range(3)]).mean()
+    torch.testing.assert_close(posterior.kl().total, expected, rtol=1e-12, atol=0)
+
+
+def test_it_bounds_the_kl_of_the_mixture_from_above_by_at_most_the_log_of_their_number():
+    """Against a Monte-Carlo estimate of the mixture's own KL, within 6 of its standard deviations."""
+    posterior, n = build(components=3, layers=LAYERS[:1], width=0.9, noise=0.8), 3000
+    with torch.no_grad():
+        draws = posterior.draw(n, torch.Generator().manual_seed(0), "independent")["q"].A.flatten(1)
+        bound = posterior.kl().total
+    components = []
+    for k in range(3):
+        ((_, _, rows, covariance),) = dense(of_component(posterior, k))
+        whole = torch.block_diag(*[covariance] * len(rows))
+        components.append(MultivariateNormal(rows.flatten(), whole).log_prob(draws))
+    log_q = torch.logsumexp(torch.stack(components), 0) - torch.tensor(3.0).log()
+    terms = log_q - Normal(0.0, 1.0).log_prob(draws).sum(1)
+    slack = 6 * terms.std() / n**0.5
+    assert bound - torch.tensor(3.0).log() - slack < terms.mean() < bound + slack
+
+
+@pytest.mark.parametrize("random_factors", ["A", "both"])
+@pytest.mark.parametrize("n", [1, 2, 3, 6, 7])
+def test_draws_are_spread_evenly_over_the_components_the_same_one_in_all_layers(n, random_factors):
+    posterior = build(components=3, random_factors=random_factors, width=1e-9, noise=1e-9)
+    draws = posterior.draw(n, torch.Generator().manual_seed(4))
+    points = [of_component(posterior, k).mean() for k in range(3)]
+    chosen = {
+        name: [
+            next(k for k in range(3) if torch.allclose(draws.product(name)[j], points[k].product(name)[0], atol=1e-6))
+            for j in range(n)
+        ]
+        for name in draws
+    }
+    assert len({tuple(order) for order in chosen.values()}) == 1
+    counts = torch.bincount(torch.tensor(chosen["q"]), minlength=3)
+    assert counts.max() - counts.min() <= 1
+
+
+def test_single_draws_come_from_every_component():
+    posterior = build(components=3, width=1e-9, noise=1e-9)
+    generator = torch.Generator().manual_seed(0)
+    first = {round(posterior.draw(1, generator)["q"].A[0, 0, 0].item(), 6) for _ in range(40)}
+    assert len(first) == 3
+
+
+def test_opposite_draws_share_a_component():
+    posterior = build(components=2)
+    draws = posterior.draw(4, torch.Generator().manual_seed(0), "antithetic")["q"].A
+    for k in range(2):
+        middle = of_component(posterior, k).mean()["q"].A[0]
+        torch.testing.assert_close((draws[2 * k] + draws[2 * k + 1]) / 2, middle)
+
+
+def test_the_mean_is_that_of_the_components_products():
+    posterior = build(components=3)
+    for name in posterior.mean():
+        products = torch.stack([of_component(posterior, k).mean().product(name) for k in range(3)])
+        torch.testing.assert_close(posterior.mean().product(name), products.mean(0))
+
+
+def test_components_start_apart_where_their_loras_would_and_all_from_a_lora_that_is_given():
+    posterior, lora = DecoupledPosterior(LAYERS, DecoupledConfig(components=2)), PointPosterior(LAYERS)
+    starts = posterior.get_parameter("mean_A_7x6_r2")
+    assert torch.equal(starts[:, 0], lora.get_parameter("A_7x6_r2")) and not torch.equal(starts[:, 0], starts[:, 1])
+    with torch.no_grad():
+        lora.get_parameter("B_7x6_r2").fill_(0.5)
+    posterior.start_from(lora.mean())
+    assert all(
+        torch.equal(posterior.get_parameter("mean_A_7x6_r2")[:, k], lora.get_parameter("A_7x6_r2")) for k in (0, 1)
+    )
+    assert (posterior.get_parameter("B_7x6_r2") == 0.5).all()
+
+
+def test_questions_of_one_component_move_no_other():
+    posterior = build(components=2)
+    posterior.draw(4)["q"].A[:2].sum().backward()
+    gradient = posterior.get_parameter("mean_A_7x6_r2").grad
+    assert gradient[:, 0].abs().sum() > 0 and gradient[:, 1].abs().sum() == 0
+
+
+@pytest.mark.parametrize("components", [0, -1])
+def test_there_is_at_least_one_component(components):
+    with pytest.raises(ValueError, match="components must be at least 1"):
+        DecoupledConfig(components=components)
+
+
 # With a flow ------------------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,9 @@ where the data want it at once. ``V [R, m]`` has mean zero, with a flow too, sin
 of ``F/σ`` is standard normal, and as ``V`` is a function of ``F`` the KL is that of ``F`` itself:
 
     KL = KL(q(V) ‖ N(0, I)) + ½ R (w − m) (λ² − 1 − 2 ln λ) + ½ ‖M/σ‖²
+
+There may be several means, ``M_1 … M_K`` with ``B_1 … B_K``: then a draw comes from one of ``K`` equal components, the same in
+all layers, and the KL is the mean of theirs, an upper bound of the mixture's that is at most ``ln K`` above it.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from bayeslora.posterior.kl import (
 )
 from bayeslora.posterior.layers import LayerGroup, lora_start
 from bayeslora.posterior.projection import Side, project
+from bayeslora.posterior.snapshots import side_by_side
 
 RandomFactors = Literal["A", "both"]
 
@@ -43,6 +47,8 @@ class DecoupledConfig:
     """Settings of :class:`DecoupledPosterior`.
 
     Attributes:
+        components: how many means ``K`` there are. Each learns from its own part of every batch, so that several take no
+            longer to train than one, and see fewer questions each.
         random_factors: which factors have a distribution: ``A``, with ``B`` a point, or ``both``.
         inducing_points: how many directions ``m`` of a factor's long side have noise of their own; the rank if not given.
         width: standard deviation ``s`` of the inducing matrix. LoRA starts ``A`` with entries of ``1/√(3 i)``; in the
@@ -55,6 +61,7 @@ class DecoupledConfig:
         prior_sd: prior standard deviation ``σ`` of a factor's entries.
     """
 
+    components: int = 1
     random_factors: RandomFactors = "A"
     inducing_points: int | None = None
     width: float = 0.3
@@ -69,6 +76,8 @@ class DecoupledConfig:
             raise ValueError(
                 f"random_factors must be one of {', '.join(get_args(RandomFactors))}, got {self.random_factors!r}"
             )
+        if self.components < 1:
+            raise ValueError(f"components must be at least 1, got {self.components}")
         if self.inducing_points is not None and self.inducing_points < 1:
             raise ValueError(f"inducing_points must be at least 1, got {self.inducing_points}")
         if self.flow_depth < 0:
@@ -150,8 +159,10 @@ class DecoupledPosterior(Posterior):
         self._random = ("A",) if config.random_factors == "A" else ("A", "B")
         self._blocks, self._stacks = self._plan()
         for group in self.groups:
-            for factor, value in lora_start(group, generator).items():
-                self._add(f"{'mean_' if factor in self._random else ''}{factor}_{group.key}", value)
+            starts = [lora_start(group, generator) for _ in range(config.components)]
+            for factor in ("A", "B"):
+                values = torch.stack([start[factor] for start in starts], dim=1)
+                self._add(self._name(group, factor), values if config.components > 1 else values[:, 0])
         for block in self._blocks:
             shape = (len(block.group), block.points, block.long)
             self._add(f"z_{block.key}", torch.randn(shape, generator=generator) / block.long**0.5)
@@ -182,10 +193,34 @@ class DecoupledPosterior(Posterior):
 
     # Pieces -------------------------------------------------------------------------------------------------------
 
-    def _points_of(self, group: LayerGroup, factor: str) -> Tensor:
-        """``M`` of a random factor, or the factor itself where that is a point, ``[L, 1, ...]``."""
-        prefix = "mean_" if factor in self._random else ""
-        return self._tensor(f"{prefix}{factor}_{group.key}").unsqueeze(1)
+    def _name(self, group: LayerGroup, factor: str) -> str:
+        """Of the parameter that holds the means ``M_k`` of a random factor, or the factor itself where that is a point."""
+        return f"{'mean_' if factor in self._random else ''}{factor}_{group.key}"
+
+    def _means(self, group: LayerGroup, factor: str) -> Tensor:
+        """``M_k`` of a random factor, or the factor itself where that is a point, ``[L, K, ...]``."""
+        shape = (len(group), self.config.components, *group.factor_shapes[factor])
+        return self._tensor(self._name(group, factor)).view(shape)
+
+    def _choose(self, n: int, generator: torch.Generator | None) -> Tensor | None:
+        """Which component each of ``n`` draws comes from; nothing where all have equally many, next to each other.
+
+        The order of Gaussian noise is a random one, and can be captured. Neighbours, opposite in noise, share a component
+        as far as possible.
+        """
+        components = self.config.components
+        if n % components == 0:
+            return None
+        order = self._noise((1, 1, components), generator).flatten().argsort()
+        places = torch.arange(n, device=order.device) * min(n, components) // n
+        return order[places]
+
+    def _of_components(self, means: Tensor, n: int, chosen: Tensor | None) -> Tensor:
+        """The mean ``[L, n, ...]`` of every draw."""
+        if chosen is not None:
+            return means.index_select(1, chosen)
+        each = n // self.config.components
+        return means.unsqueeze(2).expand(-1, -1, each, -1, -1).flatten(1, 2)
 
     def _scales(self, block: _Block) -> tuple[Tensor, Tensor]:
         """``s`` and ``λ`` of one block, ``[L]``, posterior scale included."""
@@ -221,15 +256,15 @@ class DecoupledPosterior(Posterior):
     # Draws, mean and KL ---------------------------------------------------------------------------------------------
 
     def _draw(self, n: int, generator: torch.Generator | None) -> Factors:
-        latents = self._sample(n, generator)
+        latents, chosen = self._sample(n, generator), self._choose(n, generator)
         drawn: dict[str, list[Tensor]] = {"A": [], "B": []}
         for block, p in zip(self._blocks, self._projections(), strict=True):
             noise = self._around(block, p, latents[block.size].value[block.rows], generator)
-            mean = self._points_of(block.group, block.factor)
+            mean = self._of_components(self._means(block.group, block.factor), n, chosen)
             drawn[block.factor].append(mean + (noise if block.factor == "A" else noise.mT))
         for group in self.groups:
             if "B" not in self._random:
-                drawn["B"].append(self._points_of(group, "B").expand(-1, n, -1, -1))
+                drawn["B"].append(self._of_components(self._means(group, "B"), n, chosen))
         return Factors(self.groups, tuple(drawn["A"]), tuple(drawn["B"]), latents)
 
     def _around(self, block: _Block, p: Tensor, core: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -241,23 +276,23 @@ class DecoupledPosterior(Posterior):
         return torch.baddbmm(noise, inside, p).unflatten(1, (n, rank))
 
     def _mean(self) -> Factors:
-        """The factors are independent, so the mean of the product is the product of the means."""
-        A, B = (tuple(self._points_of(group, factor) for group in self.groups) for factor in ("A", "B"))
-        return Factors(self.groups, A, B)
+        """Within a component the factors are independent, so the mean of the product is the product of the means."""
+        A, B = ([self._means(group, factor) for group in self.groups] for factor in ("A", "B"))
+        return Factors(self.groups, *side_by_side(A, B))
 
     def _start_from(self, factors: Factors) -> None:
         for group, A, B in zip(self.groups, factors.A, factors.B, strict=True):
             for factor, given in (("A", A), ("B", B)):
-                prefix = "mean_" if factor in self._random else ""
-                self.get_parameter(f"{prefix}{factor}_{group.key}").copy_(given[:, 0])
+                parameter = self.get_parameter(self._name(group, factor))
+                parameter.copy_((given if self.config.components > 1 else given[:, 0]).expand_as(parameter))
 
     def _kl(self, factors: Factors | None, generator: torch.Generator | None) -> KL:
         outside, means = [], []
         for block in self._blocks:
             entries = block.group.rank * (block.long - block.points)
             outside.append(conditional_noise_kl(self._scales(block)[1], entries))
-            mean = self._points_of(block.group, block.factor) / self.config.prior_sd
-            means.append(0.5 * mean.square().sum())
+            mean = self._means(block.group, block.factor) / self.config.prior_sd
+            means.append(0.5 * mean.square().sum() / self.config.components)
         if self.config.flow_depth == 0:
             inducing = [standard_normal_kl(torch.zeros_like(s), s) for s in map(self._widths, self._stacks)]
         else:
