@@ -42,7 +42,8 @@ quickstart-check: quickstart ## Hold its figures against the record in benchmark
 examples: $(STAMP) ## Run the scripts in examples/
 	for script in examples/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+# bytecode is kept even where Python is told not to: rewriting every assertion anew takes as long as many tests
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 
 test: $(STAMP) ## Run the default tests, in as many processes as WORKERS says: under 5 minutes
 	$(PYTEST) -n $(WORKERS) --dist loadfile

@@ -6,9 +6,11 @@ fail. While a file is being loaded, what the configuration asks for is worked ou
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -17,6 +19,7 @@ from bayeslora.adapter.base import ATTRIBUTE
 from bayeslora.adapter.config import BayesLoraConfig
 from bayeslora.errors import InputError
 from bayeslora.posterior import LayerShape, build_posterior
+from bayeslora.posterior.snapshots import Snapshots
 
 Shape = tuple[int, ...]
 
@@ -41,7 +44,9 @@ def require_expected(config: BayesLoraConfig, layers: Sequence[LayerShape], poin
     held = _expected.get()
     if held is None:
         return
-    for name, shape in _shapes(config, layers, points).items():
+    settings = json.dumps(dict(config.settings), sort_keys=True)
+    shapes = _shapes(config.posterior, tuple(layers), settings, frozenset(points), config.remembered())
+    for name, shape in shapes.items():
         if held.get(name) != shape:
             what = f"holds {_shown(held[name])} for" if name in held else "lacks"
             raise InputError(
@@ -50,11 +55,13 @@ def require_expected(config: BayesLoraConfig, layers: Sequence[LayerShape], poin
             )
 
 
-def _shapes(config: BayesLoraConfig, layers: Sequence[LayerShape], points: Collection[str]) -> dict[str, Shape]:
-    """The tensors of a posterior, worked out without memory for them."""
+@lru_cache(maxsize=32)
+def _shapes(
+    name: str, layers: tuple[LayerShape, ...], settings: str, points: frozenset[str], snapshots: Snapshots
+) -> dict[str, Shape]:
+    """The tensors of a posterior, worked out without memory for them, once for adapters that are alike."""
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device("meta"):
-        snapshots = config.remembered()
-        posterior = build_posterior(config.posterior, layers, config.settings, points=points, snapshots=snapshots)
+        posterior = build_posterior(name, layers, json.loads(settings), points=points, snapshots=snapshots)
         return {PREFIX + name: tuple(tensor.shape) for name, tensor in posterior.state_dict().items()}
 
 
