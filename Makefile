@@ -44,12 +44,13 @@ examples: $(STAMP) ## Run the scripts in examples/
 
 # bytecode is kept even where Python is told not to: rewriting every assertion anew takes as long as many tests
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(STAMP) ## Run the default tests, in as many processes as WORKERS says: under 5 minutes
-	$(PYTEST) -n $(WORKERS) --dist loadfile
+	$(PYTEST) $(PARALLEL)
 
 test-system: $(STAMP) ## Run the system tests: kills, child processes, browser, server, lm-eval, Ray, BoTorch, fuzzing
-	$(PYTEST) -n $(WORKERS) --dist loadfile -m 'system and not slow'
+	$(PYTEST) $(PARALLEL) -m 'system and not slow'
 
 test-slow: $(STAMP) ## Run the slow tests only, which take hours
 	$(BIN)/python -m pytest -q -m slow

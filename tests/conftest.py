@@ -37,6 +37,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 _OWN = pytest.StashKey[str]()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that train go first: no process is to begin a long one when the others have nothing left to do."""
+    items.sort(key=lambda item: item.path.parent.name not in _LONG)
+
+
+_LONG = ("train", "runs", "studies", "report", "server", "remote")
+
+
 def pytest_collection_finish() -> None:
     """What has been imported stays: without this the garbage collector would look through all of it again and again."""
     gc.freeze()

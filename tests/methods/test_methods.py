@@ -23,7 +23,7 @@ TRAINING = {field.name for field in fields(TrainingConfig)}
 def test_a_method_is_found_under_its_own_name(name):
     method = find_method(name)
     assert method is METHODS[name] and method.name == name
-    assert (method.posterior in POSTERIORS) == (method.foreign() is None)
+    assert (method.posterior_name in POSTERIORS) == (method.foreign() is None) == (method.posterior is not None)
     assert {"default", "paper"} <= method.presets.keys()
     assert method.description and "\n" not in method.description and not method.description.endswith(".")
 
@@ -49,18 +49,18 @@ def test_presets_make_posteriors_that_are_trained_as_they_say(name, preset):
     resolved = resolve(RunConfig(model="m", task="t", method=name, preset=preset))
     method, settings = METHODS[name], dict(resolved.adapter.settings)
     if (foreign := method.foreign()) is None:
-        model = adapted(posterior=method.posterior, settings=settings, r=8)
+        model = adapted(posterior=method.posterior_name, settings=settings, r=8)
     else:
         model = foreign_model(foreign, settings)
     kinds = set(parameter_kinds(model).values())
-    assert kinds <= {"weights", *method.distribution().parameter_kinds.values()}
+    assert kinds <= method.distribution().hints.all_kinds
     assert set(resolved.training.rate_multipliers) <= kinds | {"weights"}  # of layers below a cut
     assert resolved.training.learning_rate > 0
 
 
 def test_the_baseline_and_the_reference_method():
-    assert METHODS["lora"].posterior == "point" and METHODS["bayesian-lora"].posterior == "inducing"
-    assert not POSTERIORS[METHODS["lora"].posterior].stochastic
+    assert METHODS["lora"].posterior_name == "point" and METHODS["bayesian-lora"].posterior_name == "inducing"
+    assert METHODS["lora"].posterior.spread == "nothing"
     paper = find_preset(METHODS["bayesian-lora"], "paper")
     assert InducingConfig(**paper.settings) == InducingConfig.preset("paper")
     assert InducingConfig(**find_preset(METHODS["bayesian-lora"], "default").settings) == InducingConfig()

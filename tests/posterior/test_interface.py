@@ -6,13 +6,9 @@ import pytest
 import torch
 
 from bayeslora.posterior import (
-    AdaloraPosterior,
     BlobPosterior,
     ContextualPosterior,
-    DecoupledConfig,
     DecoupledPosterior,
-    DropoutPosterior,
-    EnsembleConfig,
     EnsemblePosterior,
     InducingConfig,
     InducingPosterior,
@@ -26,6 +22,7 @@ from bayeslora.posterior import (
 )
 from bayeslora.posterior.registry import POSTERIORS as REGISTERED
 from bayeslora.posterior.tfb import TfbPosterior
+from posterior.cases import POSTERIORS, randomised
 
 LAYERS = [
     LayerShape("block0.q", 12, 10, rank=3),
@@ -35,55 +32,6 @@ LAYERS = [
 ]
 
 
-def inducing(**settings):
-    return lambda layers, seed=0: InducingPosterior(layers, InducingConfig(**settings), seed)
-
-
-def decoupled(**settings):
-    return lambda layers, seed=0: DecoupledPosterior(layers, DecoupledConfig(**settings), seed)
-
-
-def tfb(layers, seed=0):
-    """Around a LoRA whose B is not zero, as TFB's always is."""
-    posterior = TfbPosterior(layers, seed=seed).eval()
-    posterior.start_from(randomised(PointPosterior(layers, seed=seed), seed).mean())
-    posterior.width = 0.1
-    return posterior
-
-
-def swag(layers, seed=0):
-    """With a few iterates, which differ."""
-    posterior = SwagPosterior(layers, seed=seed).eval()
-    for step in range(1, 5):
-        randomised(posterior, seed + step)
-        posterior.after_step(step, 4)
-    return posterior
-
-
-POSTERIORS = {
-    "point": lambda layers, seed=0: PointPosterior(layers, seed=seed),
-    "ensemble": lambda layers, seed=0: EnsemblePosterior(layers, EnsembleConfig(members=3), seed),
-    "meanfield": lambda layers, seed=0: MeanFieldPosterior(layers, seed=seed),
-    "dropout": lambda layers, seed=0: DropoutPosterior(layers, seed=seed).eval(),
-    "blob": lambda layers, seed=0: BlobPosterior(layers, seed=seed).eval(),
-    "contextual": lambda layers, seed=0: ContextualPosterior(layers, seed=seed).eval(),
-    "adalora": lambda layers, seed=0: AdaloraPosterior(layers, seed=seed),
-    "laplace": lambda layers, seed=0: LaplacePosterior(layers, seed=seed).eval(),
-    "ivon": lambda layers, seed=0: IvonPosterior(layers, seed=seed),
-    "swag": swag,
-    "tfb": tfb,
-    "decoupled": decoupled(),
-    "decoupled-both": decoupled(random_factors="both", learn_widths=True),
-    "decoupled-components": decoupled(components=3),
-    "decoupled-flow": decoupled(flow_depth=2, flow_hidden=8),
-    "inducing": inducing(),
-    "inducing-gaussian": inducing(flow_depth=0),
-    "inducing-deep-flow": inducing(flow_depth=3, flow_hidden=8),
-    "inducing-shared": inducing(share_inducing=True),
-    "inducing-unwhitened": inducing(whitened=False),
-    "inducing-fixed-noise": inducing(learn_lambda=False),
-    "inducing-wide": inducing(inducing_rows=4, inducing_cols=3),
-}
 STOCHASTIC = [name for name in POSTERIORS if name not in ("point", "adalora")]
 WIDE = (
     InducingPosterior,
@@ -102,15 +50,6 @@ WIDE = (
 @pytest.fixture(params=POSTERIORS)
 def make(request):
     return POSTERIORS[request.param]
-
-
-def randomised(posterior, seed=5):
-    """Every parameter moved from its start, so that B is not zero."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in posterior.parameters():
-            parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
-    return posterior
 
 
 def test_every_registered_posterior_is_here():
@@ -241,9 +180,9 @@ def test_mean_is_the_mean_of_the_product(make):
 def test_kl_is_finite_and_has_a_gradient_where_it_is_not_zero(make):
     posterior = make(LAYERS)
     kl = posterior.kl(posterior.draw(2))
-    assert kl.inducing.ndim == kl.conditional.ndim == 0
+    assert all(term.ndim == 0 for term in kl.terms.values())
     assert torch.isfinite(kl.total)
-    torch.testing.assert_close(kl.total, kl.inducing + kl.conditional)
+    torch.testing.assert_close(kl.total, sum(kl.terms.values(), torch.zeros(())))
     assert kl.total.requires_grad == (kl.total.item() != 0)
 
 
@@ -262,7 +201,7 @@ def test_scale_widens_the_draws_and_keeps_the_number_of_parameters(make):
 
 def test_who_has_a_width_for_the_scale_to_multiply(make):
     posterior = make(LAYERS)
-    assert posterior.has_width == isinstance(posterior, WIDE)
+    assert (posterior.spread == "width") == isinstance(posterior, WIDE)
 
 
 @pytest.mark.parametrize("scale", [-1.0, float("nan"), float("inf")])

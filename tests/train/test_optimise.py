@@ -108,18 +108,18 @@ def test_scales_are_exactly_what_the_conditional_kl_and_the_width_depend_on():
     scales = {name for name, _ in posterior.named_parameters() if posterior.kind(name) == "scale"}
     assert not touched & scales
     posterior.zero_grad()
-    posterior.kl().conditional.backward()
+    posterior.kl()["conditional"].backward()
     pulled = {name for name, p in posterior.named_parameters() if p.grad is not None}
     assert pulled and pulled <= scales
 
 
 def test_multipliers_name_kinds_that_exist():
     for name, posterior in POSTERIORS.items():
-        assert set(posterior.rate_multipliers) <= {"weights", *posterior.parameter_kinds.values()}, name
+        assert set(posterior.hints.rate_multipliers) <= posterior.hints.all_kinds, name
 
 
 def test_only_points_do_not_differ_between_draws():
-    assert [name for name, posterior in POSTERIORS.items() if not posterior.stochastic] == ["point", "adalora"]
+    assert [name for name, it in POSTERIORS.items() if it.spread == "nothing"] == ["point", "adalora"]
     assert PointPosterior(LAYERS).kind("A_12x8r4") == "weights_a"
 
 

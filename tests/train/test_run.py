@@ -25,7 +25,6 @@ from bayeslora import find_holder, load_run, metrics
 from bayeslora.errors import InputError
 from bayeslora.methods import METHODS
 from bayeslora.models import load_model
-from bayeslora.posterior import POSTERIORS
 from bayeslora.predict.predictions import Predictions
 from bayeslora.runs import directory as directories
 from bayeslora.runs.config import to_dict
@@ -165,7 +164,7 @@ def test_the_adapter_in_stock_peft_is_the_model_that_was_trained(
     assert torch.allclose(loaded["mean"], before, atol=1e-3) == (method == "zero-shot")
     one, other = loaded["draws"].chunk(2)
     mixture = "members" in METHODS[method].presets["default"].training
-    assert torch.allclose(one, other) != (mixture or POSTERIORS[METHODS[method].posterior].stochastic)
+    assert torch.allclose(one, other) != (mixture or METHODS[method].posterior.spread != "nothing")
 
 
 # The same run again ---------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ class Elbo:
 
     Attributes:
         loss: the likelihood's loss with the posterior's penalty.
-        kl: the KL's two terms.
+        kl: the terms of the KL.
         share: what they are multiplied by, so that over all parts of a step they count once.
         weight: of the KL beside the loss.
     """

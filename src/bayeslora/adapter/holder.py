@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import reduce
 from typing import Any, Literal
 
 import torch
@@ -120,14 +121,14 @@ class PosteriorHolder(TunerModule, Holder):
 
     def split_kinds(self) -> Mapping[str, Literal["kl", "both"]]:
         """Kinds of parameters that plain SGD moves where training is split."""
-        return {kind: along for name in self.active for kind, along in self.posterior(name).split.items()}
+        return {kind: along for name in self.active for kind, along in self.posterior(name).hints.split.items()}
 
     def kl(self) -> KL:
         """KL of the active adapters, at the draws of the last forward pass if there were any."""
         if not self.active:
             raise ValueError("there is no active adapter, hence no KL")
-        terms = [self.posterior(name).kl(self._last_draw(name), self._noise_source(name)) for name in self.active]
-        return KL(torch.stack([k.inducing for k in terms]).sum(), torch.stack([k.conditional for k in terms]).sum())
+        found = [self.posterior(name).kl(self._last_draw(name), self._noise_source(name)) for name in self.active]
+        return reduce(KL.__add__, found)
 
     def kl_share(self, parts: int, draws: int = 1) -> float:
         """See :meth:`Holder.kl_share`."""

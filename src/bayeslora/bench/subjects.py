@@ -1,4 +1,4 @@
-"""The models that are timed: one base model, with PEFT's LoRA around it and with ours."""
+"""The models to time: one base model, adapted by PEFT's LoRA and by ours."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from bayeslora.bench.shapes import build_model, quantise, twin
 from bayeslora.errors import InputError
 from bayeslora.methods import find_method
 from bayeslora.models.device import resolve_device, resolve_dtype
+from bayeslora.posterior import InducingPosterior
 
 
 class Subjects:
-    """Builds models to be timed. The frozen weights are there once, however many models stand around them."""
+    """Builds the models to time. All of them share one copy of the frozen weights."""
 
     def __init__(self, config: BenchConfig, device: str) -> None:
         self.config = config
@@ -30,7 +31,7 @@ class Subjects:
         self.vocabulary: int = self._base.config.vocab_size
 
     def make(self, name: str) -> Any:
-        """A fresh adapter of a method, or PEFT's LoRA, on a model of its own."""
+        """Build a model with a new adapter of a method, or with PEFT's LoRA."""
         config = self.config
         targets = self._targets()
         if name == LORA:
@@ -42,14 +43,14 @@ class Subjects:
             if method.foreign() is not None:
                 raise InputError(f"method {name!r} is an adapter of PEFT's own, which is not timed here; leave it out")
             settings = dict(method.presets["default"].settings)
-            if method.posterior == "inducing" and config.inducing is not None:
+            if method.posterior is InducingPosterior and config.inducing is not None:
                 settings |= {"inducing_rows": config.inducing, "inducing_cols": config.inducing}
             peft_config = BayesLoraConfig(
                 r=config.rank,
                 lora_alpha=2 * config.rank,
                 target_modules=targets,
                 task_type="CAUSAL_LM",
-                posterior=method.posterior,
+                posterior=method.posterior_name,
                 settings=settings,
             )
         with warnings.catch_warnings():
@@ -67,13 +68,13 @@ class Subjects:
         return twin(self._base)
 
     def merged(self, name: str) -> Any:
-        """The base model with the mean of a fresh adapter, which is zero, added to its weights; none if it has no mean."""
+        """The base model with the mean of a new adapter (zero) merged into its weights; ``None`` if it depends on the input."""
         model = self.make(name)
         depends_on_input = find_holder(model).posterior("default").mean().inners
         return None if depends_on_input else model.merge_and_unload()
 
     def tokens(self, rows: int, length: int) -> Tensor:
-        """The same random tokens at every call."""
+        """Random tokens, the same at every call."""
         generator = torch.Generator().manual_seed(0)
         return torch.randint(0, self.vocabulary, (rows, length), generator=generator).to(self.device)
 

@@ -61,12 +61,12 @@ class Preset:
         settings: of the posterior.
         training: of the training, by the field's name in :class:`bayeslora.train.TrainingConfig`; what is missing is
             taken from :data:`COMMON`.
-        posterior: its name, where that is not the method's.
+        posterior: where that is not the method's.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
-    posterior: str | None = None
+    posterior: type[Posterior] | None = None
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class Method:
     Attributes:
         name: as given on the command line.
         description: in one line.
-        posterior: name of its posterior, or of PEFT's own adapter.
         presets: ``default`` is what works, ``paper`` what was published. Where LoRAs come first, their training.
+        posterior: its distribution; nothing for PEFT's own adapters, which are known by the method's name.
         make: what turns trained LoRAs into this method; nothing if it is trained itself.
         loras: how many LoRAs that takes, for given settings of the posterior.
         peft: for PEFT's own adapters, the first version of PEFT that has it.
@@ -87,8 +87,8 @@ class Method:
 
     name: str
     description: str
-    posterior: str
     presets: Mapping[str, Preset]
+    posterior: type[Posterior] | None = None
     make: Callable[[Making], Made] | None = None
     loras: Callable[[Mapping[str, Any]], int] = lambda settings: 1
     peft: tuple[int, int] | None = None
@@ -101,19 +101,24 @@ class Method:
             return None
         from bayeslora.adapter.foreign import FOREIGN
 
-        return FOREIGN[self.posterior]
+        return FOREIGN[self.name]
 
     def distribution(self, posterior: str | None = None) -> type[Posterior] | type[ForeignHolder]:
-        """What says which settings and which kinds of parameters it has, or one of its presets with another posterior."""
+        """The class of its distribution, or of another of its posteriors by name: settings and kinds of parameters."""
         from bayeslora.posterior.registry import POSTERIORS
 
-        return self.foreign() or POSTERIORS[posterior or self.posterior]
+        return self.foreign() or POSTERIORS[posterior or self.posterior_name]
+
+    @property
+    def posterior_name(self) -> str:
+        """By which saved runs know its distribution."""
+        return self.name if self.posterior is None else self.posterior.name
 
     @property
     def posteriors(self) -> tuple[str, ...]:
         """Names of the posteriors that it may have, its own first."""
-        others = (preset.posterior for preset in self.presets.values() if preset.posterior is not None)
-        return tuple(dict.fromkeys((self.posterior, *others)))
+        others = (preset.posterior.name for preset in self.presets.values() if preset.posterior is not None)
+        return tuple(dict.fromkeys((self.posterior_name, *others)))
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,13 @@ from dataclasses import asdict
 
 from bayeslora.methods.base import PAPER, Method, Preset
 from bayeslora.posterior import InducingConfig
+from bayeslora.posterior.decoupled import DecoupledPosterior
+from bayeslora.posterior.inducing import InducingPosterior
 
 METHOD = Method(
     name="bayesian-lora",
     description="a distribution over the factors: inducing matrices, a flow and conditional noise",
-    posterior="inducing",
+    posterior=InducingPosterior,
     presets={
         "default": Preset(training={"learning_rate": 2e-3, "aim": 4}),
         "paper": Preset(
@@ -16,7 +18,7 @@ METHOD = Method(
             training={**PAPER, "kl_scaling": "paper", "rate_multipliers": {}},
         ),
         "free": Preset(
-            posterior="decoupled", training={"learning_rate": 7e-4, "draws": 8, "snapshots": 8, "members": 4}
+            posterior=DecoupledPosterior, training={"learning_rate": 7e-4, "draws": 8, "snapshots": 8, "members": 4}
         ),
     },
 )

@@ -19,7 +19,7 @@ def make(making: Making) -> Made:
 METHOD = Method(
     name="deep-ensemble",
     description="three LoRAs from different seeds, averaged",
-    posterior="ensemble",
+    posterior=EnsemblePosterior,
     presets=lora.METHOD.presets,
     make=make,
     loras=lambda settings: EnsembleConfig(**settings).members,

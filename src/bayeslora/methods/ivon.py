@@ -1,6 +1,7 @@
 """IVON-LoRA: a Gaussian on every entry of both factors, trained by natural-gradient steps (methods card 14)."""
 
 from bayeslora.methods.base import Method, Preset
+from bayeslora.posterior.ivon import IvonPosterior
 
 IVON = {"optimiser": "ivon", "kl_beta": 0.0}
 """The prior is part of the steps."""
@@ -8,7 +9,7 @@ IVON = {"optimiser": "ivon", "kl_beta": 0.0}
 METHOD = Method(
     name="ivon",
     description="a Gaussian on every entry of both factors, whose widths follow the curvature",
-    posterior="ivon",
+    posterior=IvonPosterior,
     presets={
         "default": Preset(training={"learning_rate": 0.5, **IVON}),
         "paper": Preset(

@@ -83,7 +83,7 @@ def _scores_at(
 METHOD = Method(
     name="laplace",
     description="a Laplace approximation around a trained LoRA, predicted by the linearised model",
-    posterior="laplace",
+    posterior=LaplacePosterior,
     presets=lora.METHOD.presets,
     make=make,
     needs_options=True,

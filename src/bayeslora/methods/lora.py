@@ -1,11 +1,12 @@
 """LoRA: a point estimate, the baseline of every comparison (methods card 1)."""
 
 from bayeslora.methods.base import PAPER, Method, Preset
+from bayeslora.posterior.point import PointPosterior
 
 METHOD = Method(
     name="lora",
     description="one pair of factors per layer, trained by maximum likelihood",
-    posterior="point",
+    posterior=PointPosterior,
     presets={
         "default": Preset(training={"learning_rate": 7e-4}),
         "paper": Preset(training=PAPER),

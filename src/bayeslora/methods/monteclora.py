@@ -5,7 +5,6 @@ from bayeslora.methods.base import PAPER, Method, Preset
 METHOD = Method(
     name="monteclora",
     description="PEFT's MonteCLoRA: LoRA whose factor A is a random mixture of noisy copies of itself",
-    posterior="monteclora",
     presets={
         "default": Preset(training={"learning_rate": 7e-4}),
         "paper": Preset(training=PAPER),

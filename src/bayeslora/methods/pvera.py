@@ -9,7 +9,6 @@ RATE = 5e-2
 METHOD = Method(
     name="pvera",
     description="PEFT's PVeRA: a Gaussian per token between random projections that all layers share",
-    posterior="pvera",
     presets={
         "default": Preset(training={"learning_rate": RATE}),
         "paper": Preset(training=PAPER),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bayeslora.methods import lora
 from bayeslora.methods.base import Made, Making, Method
+from bayeslora.posterior.point import PointPosterior
 
 
 def make(making: Making) -> Made:
@@ -18,7 +19,7 @@ def make(making: Making) -> Made:
 METHOD = Method(
     name="temperature",
     description="a LoRA whose probabilities are softened by a temperature fitted on held-out data",
-    posterior="point",
+    posterior=PointPosterior,
     presets=lora.METHOD.presets,
     make=make,
 )

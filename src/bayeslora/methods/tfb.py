@@ -93,7 +93,7 @@ def _change_on_anchors(making: QuestionMaking, posterior: TfbPosterior) -> Calla
 METHOD = Method(
     name="tfb",
     description="noise around a trained LoRA, as wide as its predictions bear",
-    posterior="tfb",
+    posterior=TfbPosterior,
     presets=lora.METHOD.presets,
     make=make,
     needs_options=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bayeslora.methods import lora
 from bayeslora.methods.base import Made, Making, Method
+from bayeslora.posterior.point import PointPosterior
 
 
 def make(making: Making) -> Made:
@@ -14,7 +15,7 @@ def make(making: Making) -> Made:
 METHOD = Method(
     name="zero-shot",
     description="the base model as it is, untrained",
-    posterior="point",
+    posterior=PointPosterior,
     presets=lora.METHOD.presets,
     make=make,
     loras=lambda settings: 0,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from bayeslora.posterior.base import Factors, Posterior
+from bayeslora.posterior.hints import TrainingHints
 from bayeslora.posterior.layers import LayerGroup
+from bayeslora.posterior.noise import Noise
 
 START_SD = 0.02
 """Standard deviation of the singular vectors' entries at the start."""
@@ -71,11 +72,11 @@ class AdaloraPosterior(Posterior):
     adapter that is saved and loaded has its pruned triplets at zero but may regain them when trained again.
     """
 
+    name = "adalora"
     config_class = AdaloraConfig
     config: AdaloraConfig
-    parameter_kinds: ClassVar = {"A_": "weights_a", "B_": "weights_b", "E_": "weights_e"}
-    stochastic = False
-    has_width = False
+    spread = "nothing"
+    hints = TrainingHints({"A_": "weights_a", "B_": "weights_b", "E_": "weights_e"})
 
     def _initialise(self, generator: torch.Generator) -> None:
         for group in self.groups:
@@ -90,14 +91,14 @@ class AdaloraPosterior(Posterior):
                 self._remember(f"uncertainty_{factor}_{group.key}", torch.zeros_like(value), saved=False)
             self._remember(f"kept_{group.key}", torch.ones_like(values["E"], dtype=torch.bool), saved=False)
 
-    def _draw(self, n: int, generator: torch.Generator | None) -> Factors:
+    def _draw(self, n: int, source: Noise) -> Factors:
         A = [self._tensor(f"E_{g.key}").unsqueeze(-1) * self._tensor(f"A_{g.key}") for g in self.groups]
         B = [self._tensor(f"B_{g.key}") for g in self.groups]
         wide, tall = (tuple(f.unsqueeze(1).expand(-1, n, -1, -1) for f in factor) for factor in (A, B))
         return Factors(self.groups, wide, tall)
 
     def _mean(self) -> Factors:
-        return self._draw(1, None)
+        return self._draw(1, self.noise())
 
     def _start_from(self, factors: Factors) -> None:
         """Vectors of length one, and their lengths in ``E``. A vector of length zero stays as it is here: at zero, it and

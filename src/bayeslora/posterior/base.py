@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -13,16 +12,19 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bayeslora.posterior.hints import TrainingHints
 from bayeslora.posterior.inner import Inner
 from bayeslora.posterior.kl import KL
 from bayeslora.posterior.layers import LayerGroup, LayerShape, group_by_shape, layer_positions, lora_start
-from bayeslora.posterior.noise import KeptNoise, Variates, standard_normal
+from bayeslora.posterior.noise import Noise, Variates
 from bayeslora.posterior.snapshots import Snapshots, balanced_choice, side_by_side, take_turns
 
 POINT_KINDS: Mapping[str, str] = {"point_A_": "weights_a", "point_B_": "weights_b"}
 """What the parameters of layers with a point estimate are to an optimiser."""
 
 NOTHING_KEPT = Snapshots()
+
+Spread = Literal["nothing", "members", "width"]
 
 
 class LayerFactors(NamedTuple):
@@ -132,26 +134,15 @@ class Posterior(nn.Module, ABC):
         snapshots: how much of its training is remembered: in evaluation, draws come from the last snapshots in turn.
     """
 
+    name: ClassVar[str]
+    """By which adapters and command lines know it."""
+
     config_class: ClassVar[type]
     """Dataclass of the settings, validated at construction."""
 
-    stochastic: bool = True
-    """Whether draws differ at all; those of a mixture over snapshots always do."""
-
-    has_width: ClassVar[bool] = True
-    """Whether draws depend on the posterior's scale; a set of points has no width to multiply."""
-
-    @property
-    def linearised(self) -> bool:
-        """Whether questions are answered by the model linearised in its weights, and not by networks that are drawn."""
-        return False
-
-    parameter_kinds: ClassVar[Mapping[str, str]] = {}
-    """What the parameters whose names begin so are to an optimiser; all others are ``weights``. Kinds that begin with
-    ``weights`` are point estimates, the only ones that weight decay is for."""
-
-    rate_multipliers: ClassVar[Mapping[str, float]] = {}
-    """Learning rates of kinds of parameters relative to the run's; 1 for those not named."""
+    spread: ClassVar[Spread] = "width"
+    """What makes draws differ. ``nothing``: all are the same. ``members``: they are points of a set, or masked. ``width``:
+    Gaussian noise, which the posterior's scale multiplies."""
 
     partial: ClassVar[bool] = False
     """Whether some layers may have a point estimate instead: for posteriors that are trained themselves."""
@@ -159,15 +150,26 @@ class Posterior(nn.Module, ABC):
     capturable: ClassVar[bool] = False
     """Whether draw and KL are the same operators every time, with nothing random but Gaussian noise: a CUDA graph will do."""
 
-    aims: ClassVar[bool] = False
-    """Whether :meth:`aim` does something: for posteriors that begin with few directions to move in."""
-
     amortised: ClassVar[bool] = False
     """Whether the KL grows with the inputs that were seen, and so adds up over the parts of a batch."""
 
-    split: ClassVar[Mapping[str, Literal["kl", "both"]]] = {}
-    """Kinds of parameters that plain SGD moves where training is split: along the KL, while AdamW follows the likelihood,
-    or along ``both``, without AdamW."""
+    hints: ClassVar[TrainingHints] = TrainingHints()
+    """How an optimiser treats its parameters."""
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether draws differ at all; those of a mixture over snapshots always do."""
+        return self.spread != "nothing" or self.snapshots.kept > 0
+
+    @property
+    def linearised(self) -> bool:
+        """Whether questions are answered by the model linearised in its weights, and not by networks that are drawn."""
+        return False
+
+    @property
+    def aims(self) -> bool:
+        """Whether :meth:`aim` does something: for posteriors that begin with few directions to move in."""
+        return type(self)._aim is not Posterior._aim
 
     def __init__(
         self,
@@ -183,8 +185,6 @@ class Posterior(nn.Module, ABC):
         self.groups = group_by_shape([layer for layer in self.layers if layer.name not in points])
         self.point_groups = group_by_shape([layer for layer in self.layers if layer.name in points]) if points else ()
         self._scale = 1.0
-        self._variates: Variates = "independent"
-        self._kept_noise: KeptNoise | None = None
         self.snapshots = snapshots
         self._kept_names: list[str] = []
         self._member: int | None = None  # the snapshot in use
@@ -198,7 +198,6 @@ class Posterior(nn.Module, ABC):
 
     def _remember_snapshots(self) -> None:
         """Room for the members of a mixture: whatever an adapter consists of, ``[L, K, ...]``."""
-        self.stochastic = True
         self._kept_names = [name for name, tensor in self.state_dict().items() if tensor.ndim]
         for name in self._kept_names:
             layers, *rest = getattr(self, name).shape
@@ -235,24 +234,20 @@ class Posterior(nn.Module, ABC):
                 generator gives the same draws on every device).
             variates: how Gaussian noise is arranged over the draws.
         """
+        return self.draw_from(self.noise(generator, variates), n)
+
+    def draw_from(self, source: Noise, n: int = 1) -> Factors:
+        """Draw ``n`` coherent sets of factors with noise from ``source``."""
         if n < 1:
             raise ValueError(f"number of draws must be at least 1, got {n}")
-        self._variates = variates
-        try:
-            with self._full_precision():
-                return self._draw_members(n, generator)
-        finally:
-            self._variates = "independent"
+        with self._full_precision():
+            return self._draw_members(n, source)
 
-    @contextmanager
-    def taking_noise_from(self, kept: KeptNoise) -> Iterator[None]:
-        """Inside the block, noise is what is kept there, from the first on."""
-        kept.rewind()
-        self._kept_noise = kept
-        try:
-            yield
-        finally:
-            self._kept_noise = None
+    def noise(self, generator: torch.Generator | None = None, variates: Variates = "independent") -> Noise:
+        """A source of noise on the parameters' device and in their precision."""
+        reference = self._reference
+        dtype = torch.float64 if reference.dtype == torch.float64 else torch.float32
+        return Noise(generator, reference.device, dtype, variates)
 
     def mean(self) -> Factors:
         """Factors, as one draw, whose product is the mean of ``B A``: deterministic mode and merging.
@@ -266,14 +261,14 @@ class Posterior(nn.Module, ABC):
         A, B = side_by_side(means.A, means.B)
         return replace(means, A=A, B=B)
 
-    def _draw_members(self, n: int, generator: torch.Generator | None) -> Factors:
+    def _draw_members(self, n: int, source: Noise) -> Factors:
         """Draws of the parameters in training, of the snapshots in turn in evaluation, where there are any."""
         if self.training or not self.held:
-            return self._with_points(self._draw(n, generator))
-        order = balanced_choice(min(n, self.held), self.held, generator, torch.device("cpu")).tolist()
+            return self._with_points(self._draw(n, source))
+        order = balanced_choice(min(n, self.held), self.held, source.generator, torch.device("cpu")).tolist()
 
         def draws(place: int, member: int) -> Factors:
-            return self._of_member(member, lambda: self._draw(len(range(place, n, self.held)), generator))
+            return self._of_member(member, lambda: self._draw(len(range(place, n, self.held)), source))
 
         return take_turns([draws(place, member) for place, member in enumerate(order)])
 
@@ -301,7 +296,7 @@ class Posterior(nn.Module, ABC):
         if factors is not None and isinstance(factors.latents, KL):
             return factors.latents
         with self._full_precision():
-            return self._kl(factors, generator)
+            return self._kl(factors, self.noise(generator))
 
     @torch.no_grad()
     def start_from(self, factors: Factors) -> None:
@@ -330,7 +325,7 @@ class Posterior(nn.Module, ABC):
 
     def draw_count(self, samples: int) -> int:
         """How many draws a prediction takes whose budget is ``samples``, at least 1: fewer where more would be the same."""
-        return samples if type(self).stochastic else max(1, self.held)
+        return max(1, self.held) if self.spread == "nothing" else samples
 
     def penalty(self) -> Tensor | None:
         """What training adds to the loss besides the KL, with its weight in it; nothing for most posteriors."""
@@ -351,7 +346,7 @@ class Posterior(nn.Module, ABC):
 
     def kind(self, name: str) -> str:
         """What a parameter is to an optimiser, by its name; ``scale`` is a logit whose gradient the KL dominates."""
-        kinds = {**POINT_KINDS, **self.parameter_kinds}
+        kinds = {**POINT_KINDS, **self.hints.kinds}
         return next((kind for prefix, kind in kinds.items() if name.startswith(prefix)), "weights")
 
     def parameter_count(self) -> int:
@@ -363,7 +358,7 @@ class Posterior(nn.Module, ABC):
         """Register the parameters with their initial values."""
 
     @abstractmethod
-    def _draw(self, n: int, generator: torch.Generator | None) -> Factors: ...
+    def _draw(self, n: int, source: Noise) -> Factors: ...
 
     @abstractmethod
     def _mean(self) -> Factors: ...
@@ -375,12 +370,11 @@ class Posterior(nn.Module, ABC):
         """See :meth:`after_step`. What is remembered from step to step must be buffers: they are saved with checkpoints."""
 
     def _aim(self, slope: Factors) -> None:
-        """See :meth:`aim`; for posteriors that declare :attr:`aims`."""
+        """Override to turn to where the loss falls fastest, as :meth:`aim` says."""
 
-    def _kl(self, factors: Factors | None, generator: torch.Generator | None) -> KL:
-        """Zero unless the posterior has a prior: points and sets of points are not penalised."""
-        zero = torch.zeros((), device=self._reference.device)
-        return KL(zero, zero)
+    def _kl(self, factors: Factors | None, source: Noise) -> KL:
+        """Nothing unless the posterior has a prior: points and sets of points are not penalised."""
+        return KL()
 
     def _add(self, name: str, value: Tensor) -> None:
         self.register_parameter(name, nn.Parameter(value))
@@ -406,20 +400,6 @@ class Posterior(nn.Module, ABC):
         if self._member is not None and name in self._kept_names:
             tensor = self.get_buffer(f"kept_{name}")[:, self._member]
         return tensor if tensor.dtype == torch.float64 else tensor.float()
-
-    def _noise(self, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
-        """Standard normal noise ``[L, n, ...]`` on the parameters' device, arranged as :meth:`draw` was told."""
-        reference = self._reference
-        dtype = torch.float64 if reference.dtype == torch.float64 else torch.float32
-        if self._kept_noise is not None:
-            return self._kept_noise.next(shape, reference.device, dtype)
-        source = generator.device if generator is not None else reference.device
-        return standard_normal(shape, generator, source, dtype, self._variates).to(reference.device)
-
-    def _gaussian(self, mean: Tensor, sd: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
-        """``n`` draws ``[L, n, ...]`` of independent Gaussians with moments ``[L, ...]``."""
-        noise = self._noise((mean.shape[0], n, *mean.shape[1:]), generator)
-        return torch.addcmul(mean.unsqueeze(1), sd.unsqueeze(1), noise)
 
     def extra_repr(self) -> str:
         """Shown by ``print``."""

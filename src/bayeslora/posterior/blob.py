@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from bayeslora.posterior.base import Factors, Posterior
+from bayeslora.posterior.hints import TrainingHints
 from bayeslora.posterior.inner import Flipout
 from bayeslora.posterior.kl import KL, gaussian_kl
 from bayeslora.posterior.layers import LayerGroup, lora_start
+from bayeslora.posterior.noise import Noise
 
 FlipoutMode = Literal["token", "sequence", "off"]
 
@@ -47,11 +49,11 @@ class BlobPosterior(Posterior):
     training the noise is spread over the rows by flipout; in evaluation a draw is one network.
     """
 
+    name = "blob"
     config_class = BlobConfig
     partial = True
     config: BlobConfig
-    parameter_kinds: ClassVar = {"mean_": "mean", "root_": "scale", "B_": "weights_b"}
-    split: ClassVar = {"mean": "kl", "scale": "both"}
+    hints = TrainingHints({"mean_": "mean", "root_": "scale", "B_": "weights_b"}, split={"mean": "kl", "scale": "both"})
 
     def _initialise(self, generator: torch.Generator) -> None:
         low, high = self.config.init_root / math.sqrt(2.0), self.config.init_root
@@ -67,15 +69,15 @@ class BlobPosterior(Posterior):
         mean, root = (self._tensor(f"{name}_A_{group.key}") for name in ("mean", "root"))
         return mean, self.scale * root.square()
 
-    def _draw(self, n: int, generator: torch.Generator | None) -> Factors:
+    def _draw(self, n: int, source: Noise) -> Factors:
         if self.training and self.config.flipout != "off":
-            return self._flipout(n, self.config.flipout, generator)
-        A = tuple(self._gaussian(*self._moments(group), n, generator) for group in self.groups)
+            return self._flipout(n, self.config.flipout, source)
+        A = tuple(source.gaussian(*self._moments(group), n) for group in self.groups)
         return Factors(self.groups, A, self._points(n))
 
-    def _flipout(self, n: int, per: Literal["token", "sequence"], generator: torch.Generator | None) -> Factors:
+    def _flipout(self, n: int, per: Literal["token", "sequence"], source: Noise) -> Factors:
         moments = [self._moments(group) for group in self.groups]
-        noises = [self._gaussian(torch.zeros_like(mean), sd, n, generator) for mean, sd in moments]
+        noises = [source.gaussian(torch.zeros_like(mean), sd, n) for mean, sd in moments]
         means = tuple(mean.unsqueeze(1).expand(-1, n, -1, -1) for mean, _ in moments)
         factors = Factors(self.groups, means, self._points(n))
         return replace(factors, inners=tuple(Flipout(tensors=(noise,), per=per) for noise in noises))
@@ -91,6 +93,6 @@ class BlobPosterior(Posterior):
             self.get_parameter(f"mean_A_{group.key}").copy_(A[:, 0])
             self.get_parameter(f"B_{group.key}").copy_(B[:, 0])
 
-    def _kl(self, factors: Factors | None, generator: torch.Generator | None) -> KL:
+    def _kl(self, factors: Factors | None, source: Noise) -> KL:
         total = torch.stack([gaussian_kl(*self._moments(g), self.config.prior_sd) for g in self.groups]).sum()
-        return KL(total, torch.zeros_like(total))
+        return KL({"factors": total})

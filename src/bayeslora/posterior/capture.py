@@ -91,13 +91,12 @@ class Graph:
     """A draw of a posterior and its KL, captured with their backward pass."""
 
     def __init__(self, posterior: Posterior, n: int, variates: Variates) -> None:
-        self.variates: Variates = variates
         self.parameters = [p for p in posterior.parameters() if p.requires_grad]
-        self.noise = KeptNoise()
         self.number = 0
         self._used_up = True
         self._last: weakref.ref[_Token] | None = None
         device = self.parameters[0].device
+        self.noise = KeptNoise(device, posterior.noise().dtype, variates)
         with torch.cuda.device(device), _aliases(posterior):
             self._leaves = [p for p in posterior.parameters() if p.requires_grad]
             self._capture(posterior, n, torch.cuda.Stream(device))
@@ -124,10 +123,10 @@ class Graph:
         torch.cuda.current_stream().wait_stream(side)
 
     def _work(self, posterior: Posterior, n: int) -> tuple[Factors, tuple[Tensor, ...]]:
-        with posterior.taking_noise_from(self.noise):
-            factors = posterior.draw(n, None, self.variates)
-            kl = posterior.kl(factors)
-        return factors, (*factors.A, *factors.B, kl.inducing, kl.conditional)
+        factors = posterior.draw_from(self.noise.rewind(), n)
+        kl = posterior.kl(factors)
+        self._terms = tuple(kl.terms)
+        return factors, (*factors.A, *factors.B, *kl.terms.values())
 
     def _gradients(self, outputs: Sequence[Tensor], by_outputs: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         pairs = [(output, given) for output, given in zip(outputs, by_outputs, strict=True) if output.requires_grad]
@@ -142,10 +141,11 @@ class Graph:
 
     def draw(self, generator: torch.Generator | None) -> Factors:
         """The next draw."""
-        self.noise.refill(generator, self.variates)
-        *stacks, inducing, conditional = _Replay.apply(self, *self.parameters)
-        half = len(stacks) // 2
-        return replace(self._factors, A=tuple(stacks[:half]), B=tuple(stacks[half:]), latents=KL(inducing, conditional))
+        self.noise.refill(generator)
+        outputs = _Replay.apply(self, *self.parameters)
+        half, both = len(self._factors.A), 2 * len(self._factors.A)
+        kl = KL(dict(zip(self._terms, outputs[both:], strict=True)))
+        return replace(self._factors, A=outputs[:half], B=outputs[half:both], latents=kl)
 
     def begin(self) -> tuple[_Token, int]:
         """A new draw takes the place of the last one."""

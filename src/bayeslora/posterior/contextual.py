@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayeslora.posterior.base import Factors, Posterior
+from bayeslora.posterior.hints import TrainingHints
 from bayeslora.posterior.inner import Inner, random_signs
 from bayeslora.posterior.kl import KL, gaussian_kl
 from bayeslora.posterior.layers import LayerGroup, lora_start
+from bayeslora.posterior.noise import Noise
 
 NETWORK = ("weight1", "bias1", "weight2", "bias2")
 
@@ -124,11 +126,11 @@ class ContextualPosterior(Posterior):
     in evaluation and for the mean it is zero.
     """
 
+    name = "contextual"
     config_class = ContextualConfig
     partial = True
     config: ContextualConfig
-    parameter_kinds: ClassVar = {"A_": "weights_a", "B_": "weights_b", "network_": "network"}
-    split: ClassVar = {"network": "both"}
+    hints = TrainingHints({"A_": "weights_a", "B_": "weights_b", "network_": "network"}, split={"network": "both"})
     amortised = True
 
     def _initialise(self, generator: torch.Generator) -> None:
@@ -141,11 +143,11 @@ class ContextualPosterior(Posterior):
                 uniform = 2.0 * torch.rand((len(group), *shape), generator=generator) - 1.0
                 self._add(f"network_{name}_{group.key}", uniform / inputs**0.5)  # as torch starts linear layers
 
-    def _draw(self, n: int, generator: torch.Generator | None) -> Factors:
+    def _draw(self, n: int, source: Noise) -> Factors:
         record = KLRecord(self.config.prior_sd, self.scale) if self.training else None
         cores = []
         for group in self.groups:
-            noise = self._noise((len(group), n, group.rank, group.rank), generator)
+            noise = source.normal((len(group), n, group.rank, group.rank))
             network = (_repeat(self._tensor(f"network_{name}_{group.key}"), n) for name in NETWORK)
             cores.append(Core(tensors=(*network, noise), scale=self.scale, flip=self.training, record=record))
         return Factors(self.groups, *self._points(n), latents=record, inners=tuple(cores))
@@ -175,17 +177,17 @@ class ContextualPosterior(Posterior):
             bias = self.get_parameter(f"network_bias2_{group.key}")
             bias[:, means] = torch.eye(group.rank, dtype=bias.dtype, device=bias.device).flatten()
 
-    def _kl(self, factors: Factors | None, generator: torch.Generator | None) -> KL:
+    def _kl(self, factors: Factors | None, source: Noise) -> KL:
         record = None if factors is None else factors.latents
         if record is None or not record.outputs:
-            return super()._kl(factors, generator)
+            return super()._kl(factors, source)
         if torch.is_grad_enabled() and self._trains_cores() and not all(o.requires_grad for o in record.outputs):
             raise RuntimeError(
                 "the KL of 'contextual' needs the graph of the forward pass, and that kept none: call the model with gradients "
                 "enabled, and for gradient checkpointing pass gradient_checkpointing_kwargs={'use_reentrant': False}"
             )
         total = record.read(self._reference.device)
-        return KL(total, torch.zeros_like(total))
+        return KL({"factors": total})
 
     def _trains_cores(self) -> bool:
         return any(p.requires_grad for name, p in self.named_parameters() if not name.startswith("B_"))

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from bayeslora.posterior.base import Factors, Posterior
 from bayeslora.posterior.flow import FlowParameters, apply_flow, init_flow
+from bayeslora.posterior.hints import TrainingHints
 from bayeslora.posterior.kl import (
     KL,
     conditional_noise_kl,
@@ -33,6 +34,7 @@ from bayeslora.posterior.kl import (
     standard_normal_kl,
 )
 from bayeslora.posterior.layers import LayerGroup, lora_start
+from bayeslora.posterior.noise import Noise
 from bayeslora.posterior.projection import Side, project
 from bayeslora.posterior.snapshots import side_by_side
 
@@ -137,19 +139,22 @@ class DecoupledPosterior(Posterior):
         True
     """
 
+    name = "decoupled"
     config_class = DecoupledConfig
     partial = True
     capturable = True
     config: DecoupledConfig
-    parameter_kinds: ClassVar = {
-        "mean_": "mean",
-        "B_": "weights_b",
-        "z_": "points",
-        "log_width_": "scale",
-        "log_noise_": "scale",
-        "flow_": "flow",
-    }
-    rate_multipliers: ClassVar = {"flow": 0.1}
+    hints = TrainingHints(
+        {
+            "mean_": "mean",
+            "B_": "weights_b",
+            "z_": "points",
+            "log_width_": "scale",
+            "log_noise_": "scale",
+            "flow_": "flow",
+        },
+        {"flow": 0.1},
+    )
 
     def _initialise(self, generator: torch.Generator) -> None:
         def uniform(shape: tuple[int, ...], bound: float) -> Tensor:
@@ -202,7 +207,7 @@ class DecoupledPosterior(Posterior):
         shape = (len(group), self.config.components, *group.factor_shapes[factor])
         return self._tensor(self._name(group, factor)).view(shape)
 
-    def _choose(self, n: int, generator: torch.Generator | None) -> Tensor | None:
+    def _choose(self, n: int, source: Noise) -> Tensor | None:
         """Which component each of ``n`` draws comes from; nothing where all have equally many, next to each other.
 
         The order of Gaussian noise is a random one, and can be captured. Neighbours, opposite in noise, share a component
@@ -211,7 +216,7 @@ class DecoupledPosterior(Posterior):
         components = self.config.components
         if n % components == 0:
             return None
-        order = self._noise((1, 1, components), generator).flatten().argsort()
+        order = source.normal((1, 1, components)).flatten().argsort()
         places = torch.arange(n, device=order.device) * min(n, components) // n
         return order[places]
 
@@ -240,9 +245,9 @@ class DecoupledPosterior(Posterior):
         widths = [self._scales(block)[0] for block in self._blocks if block.size == size]
         return torch.cat(widths).view(-1, 1, 1).expand(-1, *size)
 
-    def _sample(self, n: int, generator: torch.Generator | None) -> Latents:
+    def _sample(self, n: int, source: Noise) -> Latents:
         return {
-            size: self._transform(size, self._widths(size).unsqueeze(1) * self._noise((count, n, *size), generator))
+            size: self._transform(size, self._widths(size).unsqueeze(1) * source.normal((count, n, *size)))
             for size, count in self._stacks.items()
         }
 
@@ -255,11 +260,11 @@ class DecoupledPosterior(Posterior):
 
     # Draws, mean and KL ---------------------------------------------------------------------------------------------
 
-    def _draw(self, n: int, generator: torch.Generator | None) -> Factors:
-        latents, chosen = self._sample(n, generator), self._choose(n, generator)
+    def _draw(self, n: int, source: Noise) -> Factors:
+        latents, chosen = self._sample(n, source), self._choose(n, source)
         drawn: dict[str, list[Tensor]] = {"A": [], "B": []}
         for block, p in zip(self._blocks, self._projections(), strict=True):
-            noise = self._around(block, p, latents[block.size].value[block.rows], generator)
+            noise = self._around(block, p, latents[block.size].value[block.rows], source)
             mean = self._of_components(self._means(block.group, block.factor), n, chosen)
             drawn[block.factor].append(mean + (noise if block.factor == "A" else noise.mT))
         for group in self.groups:
@@ -267,11 +272,11 @@ class DecoupledPosterior(Posterior):
                 drawn["B"].append(self._of_components(self._means(group, "B"), n, chosen))
         return Factors(self.groups, tuple(drawn["A"]), tuple(drawn["B"]), latents)
 
-    def _around(self, block: _Block, p: Tensor, core: Tensor, generator: torch.Generator | None) -> Tensor:
+    def _around(self, block: _Block, p: Tensor, core: Tensor, source: Noise) -> Tensor:
         """``σ (V P + λ E (I − PᵀP))`` for ``V = core [L, n, R, m]``, as ``[L, n, R, w]``."""
         layers, n, rank, _ = core.shape
         amount = (self.config.prior_sd * self._scales(block)[1]).view(-1, 1, 1)
-        noise = amount * self._noise((layers, n, rank, block.long), generator).flatten(1, 2)
+        noise = amount * source.normal((layers, n, rank, block.long)).flatten(1, 2)
         inside = torch.baddbmm(self.config.prior_sd * core.flatten(1, 2), noise, p.mT, alpha=-1.0)
         return torch.baddbmm(noise, inside, p).unflatten(1, (n, rank))
 
@@ -286,7 +291,7 @@ class DecoupledPosterior(Posterior):
                 parameter = self.get_parameter(self._name(group, factor))
                 parameter.copy_((given if self.config.components > 1 else given[:, 0]).expand_as(parameter))
 
-    def _kl(self, factors: Factors | None, generator: torch.Generator | None) -> KL:
+    def _kl(self, factors: Factors | None, source: Noise) -> KL:
         outside, means = [], []
         for block in self._blocks:
             entries = block.group.rank * (block.long - block.points)
@@ -297,8 +302,8 @@ class DecoupledPosterior(Posterior):
             inducing = [standard_normal_kl(torch.zeros_like(s), s) for s in map(self._widths, self._stacks)]
         else:
             latents = None if factors is None else factors.latents  # a mean, or a part of draws, has none
-            inducing = self._sampled_kl(self._sample(1, generator) if latents is None else latents)
-        return KL(torch.stack([*inducing, *means]).sum(), torch.stack(outside).sum())
+            inducing = self._sampled_kl(self._sample(1, source) if latents is None else latents)
+        return KL({"inducing": torch.stack([*inducing, *means]).sum(), "conditional": torch.stack(outside).sum()})
 
     def _sampled_kl(self, latents: Latents) -> list[Tensor]:
         """``E[log q(V) − log p(V)]`` averaged over the draws, with the entropy before the flow in closed form."""

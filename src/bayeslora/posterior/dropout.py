@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from bayeslora.posterior.base import Factors
 from bayeslora.posterior.inner import InputDropout
+from bayeslora.posterior.noise import Noise
 from bayeslora.posterior.point import PointPosterior
 
 
@@ -36,22 +36,18 @@ class DropoutPosterior(PointPosterior):
     positions, which is the same as columns of ``A`` that are dropped: so a draw is a network, and can be exported.
     """
 
+    name = "dropout"
     config_class = DropoutConfig
     partial = True
-    stochastic = True
+    spread = "members"
 
-    def _draw(self, n: int, generator: torch.Generator | None) -> Factors:
-        factors = super()._draw(n, generator)
+    def _draw(self, n: int, source: Noise) -> Factors:
+        factors = self._points(n)
         p = self.config.p
         if self.training:
             return replace(factors, inners=tuple(InputDropout(p=p) for _ in self.groups))
-        return replace(factors, A=tuple(a * self._mask(a, generator) / (1.0 - p) for a in factors.A))
+        return replace(factors, A=tuple(a * self._mask(a, source) / (1.0 - p) for a in factors.A))
 
-    def _mean(self) -> Factors:
-        return super()._draw(1, None)
-
-    def _mask(self, a: Tensor, generator: torch.Generator | None) -> Tensor:
+    def _mask(self, a: Tensor, source: Noise) -> Tensor:
         """One for every input feature that is kept, ``[L, n, 1, i]``."""
-        source = generator.device if generator is not None else a.device
-        uniform = torch.rand((*a.shape[:2], 1, a.shape[3]), generator=generator, device=source)
-        return (uniform >= self.config.p).to(a)
+        return (source.uniform((*a.shape[:2], 1, a.shape[3])) >= self.config.p).to(a)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from bayeslora.posterior.base import Factors, Posterior
+from bayeslora.posterior.hints import TrainingHints
 from bayeslora.posterior.layers import lora_start
+from bayeslora.posterior.noise import Noise
 from bayeslora.posterior.snapshots import balanced_choice, side_by_side
 
 
@@ -31,9 +32,10 @@ class EnsemblePosterior(Posterior):
     once in random order, so that averaging over ``K`` draws is exactly the ensemble's prediction.
     """
 
+    name = "ensemble"
     config_class = EnsembleConfig
-    has_width = False
-    parameter_kinds: ClassVar = {"A_": "weights_a", "B_": "weights_b"}
+    spread = "members"
+    hints = TrainingHints({"A_": "weights_a", "B_": "weights_b"})
 
     @property
     def members(self) -> int:
@@ -63,8 +65,8 @@ class EnsemblePosterior(Posterior):
         """Every member once, whatever the budget: that is the ensemble's prediction."""
         return self.members
 
-    def _draw(self, n: int, generator: torch.Generator | None) -> Factors:
-        chosen = balanced_choice(n, self.members, generator, self._reference.device)
+    def _draw(self, n: int, source: Noise) -> Factors:
+        chosen = balanced_choice(n, self.members, source.generator, self._reference.device)
         A, B = (tuple(t.index_select(1, chosen) for t in self._stack(f)) for f in ("A", "B"))
         return Factors(self.groups, A, B)
 

@@ -13,7 +13,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from bayeslora.posterior.base import Factors, Posterior
 from bayeslora.posterior.conditional import conditional_mean, conditional_sample
 from bayeslora.posterior.decompose import svd
 from bayeslora.posterior.flow import FlowParameters, apply_flow, init_flow, reset_to_identity
+from bayeslora.posterior.hints import TrainingHints
 from bayeslora.posterior.inducing_config import InducingConfig
 from bayeslora.posterior.kl import (
     KL,
@@ -33,6 +34,7 @@ from bayeslora.posterior.kl import (
     standard_normal_kl,
 )
 from bayeslora.posterior.layers import LayerGroup
+from bayeslora.posterior.noise import Noise
 from bayeslora.posterior.projection import Projection, Side, project
 
 MEAN_SAMPLES = 256
@@ -94,20 +96,22 @@ class InducingPosterior(Posterior):
         True
     """
 
+    name = "inducing"
     config_class = InducingConfig
     partial = True
     capturable = True
-    aims = True
     config: InducingConfig
-    parameter_kinds: ClassVar = {
-        "z_": "points",
-        "log_d_": "diagonals",
-        "mean_": "mean",
-        "sd_logit_": "scale",
-        "lambda_logit_": "scale",
-        "flow_": "flow",
-    }
-    rate_multipliers: ClassVar = {"points": 20.0, "flow": 0.1, "weights": 0.35}  # point estimates learn at LoRA's rate
+    hints = TrainingHints(
+        {
+            "z_": "points",
+            "log_d_": "diagonals",
+            "mean_": "mean",
+            "sd_logit_": "scale",
+            "lambda_logit_": "scale",
+            "flow_": "flow",
+        },
+        {"points": 20.0, "flow": 0.1, "weights": 0.35},  # point estimates learn at LoRA's rate
+    )
 
     # Initial values ---------------------------------------------------------------------------------------------
 
@@ -250,9 +254,9 @@ class InducingPosterior(Posterior):
         rows, log_det = apply_flow(self._flow(size).to(base.dtype), base.flatten(1, 2))
         return _Latent(rows.view_as(base), log_det.unflatten(1, base.shape[1:3]).sum(-1))
 
-    def _sample(self, n: int, generator: torch.Generator | None) -> Latents:
+    def _sample(self, n: int, source: Noise) -> Latents:
         return {
-            size: self._transform(size, self.inducing_mean(size), self._noise((count, n, *size), generator))
+            size: self._transform(size, self.inducing_mean(size), source.normal((count, n, *size)))
             for size, count in self._stacks.items()
         }
 
@@ -266,8 +270,8 @@ class InducingPosterior(Posterior):
 
     # Draws and mean ---------------------------------------------------------------------------------------------
 
-    def _draw(self, n: int, generator: torch.Generator | None) -> Factors:
-        latents = self._sample(n, generator)
+    def _draw(self, n: int, source: Noise) -> Factors:
+        latents = self._sample(n, source)
         factors: dict[str, list[Tensor]] = {"A": [], "B": []}
         for block, sides in self._projections():
             core = self._whiten(latents[block.size].value[block.rows], sides)
@@ -276,7 +280,7 @@ class InducingPosterior(Posterior):
                 sides.col,
                 block.scale * core,
                 block.scale * self._noise_scale(block).view(-1, 1, 1, 1),
-                lambda shape: self._noise(shape, generator),
+                source.normal,
             )
             factors[block.factor].append(sample)
         return Factors(self.groups, tuple(factors["A"]), tuple(factors["B"]), latents)
@@ -324,22 +328,22 @@ class InducingPosterior(Posterior):
 
     def _antithetic(self, size: tuple[int, int]) -> list[Tensor]:
         """Fixed samples ``T_φ(m ± s ⊙ noise)`` in chunks ``[M, chunk, m_r, m_c]``; the same at every call."""
-        generator = torch.Generator().manual_seed(0)
+        source = self.noise(torch.Generator().manual_seed(0))
         shape = (self._stacks[size], _MEAN_CHUNK // 2, *size)
-        noises = [self._noise(shape, generator) for _ in range(MEAN_SAMPLES // _MEAN_CHUNK)]
+        noises = [source.normal(shape) for _ in range(MEAN_SAMPLES // _MEAN_CHUNK)]
         mean = self.inducing_mean(size)
         return [self._transform(size, mean, torch.cat([e, -e], dim=1)).value for e in noises]
 
     # KL terms ---------------------------------------------------------------------------------------------------
 
-    def _kl(self, factors: Factors | None, generator: torch.Generator | None) -> KL:
+    def _kl(self, factors: Factors | None, source: Noise) -> KL:
         conditional = [conditional_noise_kl(self._noise_scale(block), math.prod(block.shape)) for block in self._blocks]
         if self.config.flow_depth == 0:
             inducing = self._exact_kl()
         else:
             latents = None if factors is None else factors.latents  # a mean, or a part of draws, has none
-            inducing = self._sampled_kl(self._sample(1, generator) if latents is None else latents)
-        return KL(inducing, torch.stack(conditional).sum())
+            inducing = self._sampled_kl(self._sample(1, source) if latents is None else latents)
+        return KL({"inducing": inducing, "conditional": torch.stack(conditional).sum()})
 
     def _exact_kl(self) -> Tensor:
         """KL of the Gaussian over the inducing matrices, in the space it is parametrised in."""

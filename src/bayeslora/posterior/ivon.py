@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from bayeslora.posterior.hints import TrainingHints
 from bayeslora.posterior.layers import LayerGroup, lora_start
 from bayeslora.posterior.meanfield import GaussianFactors
 
@@ -57,10 +57,11 @@ class IvonPosterior(GaussianFactors):
     the Hessian ``h``; no other optimiser may move them. The prior is part of those steps, so there is no KL beside the loss.
     """
 
+    name = "ivon"
     config_class = IvonConfig
     capturable = True
     config: IvonConfig
-    parameter_kinds: ClassVar = {"mean_": "mean", "sd_": "scale"}
+    hints = TrainingHints({"mean_": "mean", "sd_": "scale"})
 
     def _initialise(self, generator: torch.Generator) -> None:
         for group in self.groups:

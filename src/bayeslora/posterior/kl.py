@@ -1,9 +1,11 @@
-"""The two KL terms of the objective, their closed forms and their weight in the loss."""
+"""The KL of the objective in named terms, their closed forms and their weight in the loss."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import reduce
 from typing import Literal, get_args
 
 import torch
@@ -16,20 +18,32 @@ PAPER_KL_FACTOR = 0.2
 
 @dataclass(frozen=True)
 class KL:
-    """KL of the posterior to its prior in nats, summed over all layers.
+    """KL of the posterior to its prior in nats, summed over all layers; nothing for points, which have no prior.
 
-    ``inducing`` belongs to the latent matrix of each factor (for a posterior without one: to the
-    factors themselves), ``conditional`` to the noise of the factors given that matrix. They are kept
-    apart because the second is larger by orders of magnitude and says nothing about the fit.
+    Most posteriors have one term, ``factors``. Those with inducing matrices have two: ``inducing`` belongs to the matrix of each
+    factor, ``conditional`` to the noise of the factors given that matrix. They are kept apart because the second is larger
+    by orders of magnitude and says nothing about the fit.
+
+    Attributes:
+        terms: by their names.
     """
 
-    inducing: Tensor
-    conditional: Tensor
+    terms: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def total(self) -> Tensor:
-        """Sum of both terms, the one that enters the loss."""
-        return self.inducing + self.conditional
+        """Sum of the terms, which enters the loss."""
+        return reduce(torch.add, self.terms.values()) if self.terms else torch.zeros(())
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.terms[name]
+
+    def __add__(self, other: KL) -> KL:
+        """Term by term."""
+        mine, theirs = dict(self.terms), dict(other.terms)
+        return KL(
+            {name: reduce(torch.add, (it[name] for it in (mine, theirs) if name in it)) for name in mine | theirs}
+        )
 
 
 def kl_weight(scaling: KLScaling, *, examples: int, batch_size: int, beta: float = 1.0, step: int = 0) -> float:

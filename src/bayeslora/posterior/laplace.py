@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayeslora.posterior.base import Factors, Posterior
+from bayeslora.posterior.base import Factors
 from bayeslora.posterior.kronecker import Spectrum, spectrum
-from bayeslora.posterior.layers import LayerGroup, group_by_shape, lora_start
+from bayeslora.posterior.layers import LayerGroup, group_by_shape
+from bayeslora.posterior.noise import Noise
+from bayeslora.posterior.point import PointPosterior
 
 Scope = Literal["all", "last"]
 Prior = Literal["evidence", "validation", "given"]
@@ -74,7 +76,7 @@ class LayerCurvature(NamedTuple):
     B: FactorCurvature
 
 
-class LaplacePosterior(Posterior):
+class LaplacePosterior(PointPosterior):
     """``N(θ̂, Λ⁻¹)`` with ``Λ = H + τ I``, block by block: one for each factor of each layer in scope.
 
     Training sees the point ``θ̂`` only. After it :func:`bayeslora.predict.linearised.curvature.fit_curvature` sets ``H``, and
@@ -82,22 +84,21 @@ class LaplacePosterior(Posterior):
     ``τ`` are buffers, so they are saved with the adapter.
     """
 
+    name = "laplace"
     config_class = LaplaceConfig
     config: LaplaceConfig
-    parameter_kinds: ClassVar = {"A_": "weights_a", "B_": "weights_b"}
+    spread = "width"
     random_groups: tuple[LayerGroup, ...]
     """The layers in scope, stacked by shape; the others are points."""
 
     @property
     def linearised(self) -> bool:
-        """See :class:`Posterior`."""
+        """Unless its settings ask for networks that are drawn."""
         return self.config.predictive != "draws"
 
     def _initialise(self, generator: torch.Generator) -> None:
         self.random_groups = group_by_shape(self.layers if self.config.scope == "all" else self.layers[-1:])
-        for group in self.groups:
-            for factor, value in lora_start(group, generator).items():
-                self._add(f"{factor}_{group.key}", value)
+        super()._initialise(generator)
         self._remember("log_precision", torch.tensor(math.log(self.config.prior_precision)))
         for group in self.random_groups:
             layers, R = len(group), group.rank
@@ -108,26 +109,19 @@ class LaplacePosterior(Posterior):
 
     # Draws ------------------------------------------------------------------------------------------------------------
 
-    def _draw(self, n: int, generator: torch.Generator | None) -> Factors:
+    def _draw(self, n: int, source: Noise) -> Factors:
         """In training all draws are the point: what is trained is a LoRA."""
         if self.training:
             return self._points(n)
-        A, B = ([self._noisy(factor, group, n, generator) for group in self.random_groups] for factor in ("A", "B"))
-        return self.place(self._points(1), A, [b.mT for b in B])
+        A, B = ([self._noisy(factor, group, n, source) for group in self.random_groups] for factor in ("A", "B"))
+        return self.place(self._points(), A, [b.mT for b in B])
 
-    def _noisy(self, factor: str, group: LayerGroup, n: int, generator: torch.Generator | None) -> Tensor:
+    def _noisy(self, factor: str, group: LayerGroup, n: int, source: Noise) -> Tensor:
         """Draws ``[L, n, R, d]`` of a factor, with the rank first, of the layers of a group that are random."""
         mean = self._short_first(factor, group)
-        noise = self._noise((mean.shape[0], n, *mean.shape[1:]), generator)
+        noise = source.normal((mean.shape[0], n, *mean.shape[1:]))
         root = self._spectrum(factor, group).inverse_root(noise, self._precision)
         return mean.unsqueeze(1) + self.scale * root
-
-    def _points(self, n: int) -> Factors:
-        A, B = (
-            tuple(self._tensor(f"{factor}_{group.key}").unsqueeze(1).expand(-1, n, -1, -1) for group in self.groups)
-            for factor in ("A", "B")
-        )
-        return Factors(self.groups, A, B)
 
     def place(self, points: Factors, A: Sequence[Tensor], B: Sequence[Tensor]) -> Factors:
         """``n`` sets of factors whose random layers are ``A [L, n, R, i]`` and ``B [L, n, o, R]``, for each of
@@ -152,15 +146,9 @@ class LaplacePosterior(Posterior):
         A, B = ([self._short_first(factor, group) for group in self.random_groups] for factor in ("A", "B"))
         return A, [b.mT for b in B]
 
-    def _mean(self) -> Factors:
-        """The factors are independent, so the mean of the product is the product of the means."""
-        return self._points(1)
-
     def _start_from(self, factors: Factors) -> None:
         """Curvature belongs to the point it was taken at, so it is forgotten."""
-        for group, A, B in zip(self.groups, factors.A, factors.B, strict=True):
-            self.get_parameter(f"A_{group.key}").copy_(A[:, 0])
-            self.get_parameter(f"B_{group.key}").copy_(B[:, 0])
+        super()._start_from(factors)
         for name, buffer in self.named_buffers():
             if name.startswith(_PARTS):
                 buffer.zero_()

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bayeslora.posterior.base import Factors, Posterior
+from bayeslora.posterior.hints import TrainingHints
 from bayeslora.posterior.kl import KL, gaussian_kl
 from bayeslora.posterior.layers import LayerGroup, lora_start
+from bayeslora.posterior.noise import Noise
 
 BAND = 0.5
 """Width of the band of ``softplus⁻¹(σ)`` that standard deviations start in."""
@@ -45,10 +46,9 @@ class GaussianFactors(Posterior):
     def _moments(self, factor: str, group: LayerGroup) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of a factor of all layers of a group, posterior scale included."""
 
-    def _draw(self, n: int, generator: torch.Generator | None) -> Factors:
+    def _draw(self, n: int, source: Noise) -> Factors:
         A, B = (
-            tuple(self._gaussian(*self._moments(factor, group), n, generator) for group in self.groups)
-            for factor in ("A", "B")
+            tuple(source.gaussian(*self._moments(factor, group), n) for group in self.groups) for factor in ("A", "B")
         )
         return Factors(self.groups, A, B)
 
@@ -69,11 +69,12 @@ class MeanFieldPosterior(GaussianFactors):
     The means start as LoRA does. As ``σ_B`` is not zero, the update is pure noise at first.
     """
 
+    name = "meanfield"
     config_class = MeanFieldConfig
     partial = True
     capturable = True
     config: MeanFieldConfig
-    parameter_kinds: ClassVar = {"mean_": "mean", "rho_": "scale"}
+    hints = TrainingHints({"mean_": "mean", "rho_": "scale"})
 
     def _initialise(self, generator: torch.Generator) -> None:
         top = math.log(math.expm1(self.config.init_sd))
@@ -86,11 +87,11 @@ class MeanFieldPosterior(GaussianFactors):
         mean, rho = (self._tensor(f"{name}_{factor}_{group.key}") for name in ("mean", "rho"))
         return mean, self.scale * F.softplus(rho)
 
-    def _kl(self, factors: Factors | None, generator: torch.Generator | None) -> KL:
+    def _kl(self, factors: Factors | None, source: Noise) -> KL:
         terms = [
             gaussian_kl(*self._moments(factor, group), self.config.prior_sd)
             for group in self.groups
             for factor in ("A", "B")
         ]
         total = torch.stack(terms).sum()
-        return KL(total, torch.zeros_like(total))
+        return KL({"factors": total})

@@ -44,26 +44,62 @@ def _latin_hypercube(shape: Sequence[int], generator: torch.Generator | None, de
     return ((order.argsort(dim=1) + place) / shape[1]).clamp(edge, 1.0 - edge)
 
 
-class KeptNoise:
-    """Noise that lies in the same memory at every pass, in the order in which it is asked for."""
+class Noise:
+    """Source of the noise of draws, passed through a posterior while it draws.
 
-    def __init__(self) -> None:
+    Args:
+        generator: makes the noise reproducible. It may live on another device than the noise is for.
+        device: where the noise is used.
+        dtype: of Gaussian noise.
+        variates: how Gaussian noise is arranged over the draws.
+    """
+
+    def __init__(
+        self,
+        generator: torch.Generator | None,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        variates: Variates = "independent",
+    ) -> None:
+        self.generator, self.device, self.dtype, self.variates = generator, device, dtype, variates
+        self._made_on = device if generator is None else generator.device
+
+    def normal(self, shape: Sequence[int]) -> Tensor:
+        """Standard normal noise ``[L, n, ...]``."""
+        return standard_normal(shape, self.generator, self._made_on, self.dtype, self.variates).to(self.device)
+
+    def gaussian(self, mean: Tensor, sd: Tensor, n: int) -> Tensor:
+        """``n`` draws ``[L, n, ...]`` of independent Gaussians with moments ``[L, ...]``."""
+        noise = self.normal((mean.shape[0], n, *mean.shape[1:]))
+        return torch.addcmul(mean.unsqueeze(1), sd.unsqueeze(1), noise)
+
+    def uniform(self, shape: Sequence[int]) -> Tensor:
+        """Uniform noise in [0, 1), independent in every entry."""
+        return torch.rand(tuple(shape), generator=self.generator, device=self._made_on).to(self.device)
+
+
+class KeptNoise(Noise):
+    """Gaussian noise that lies in the same memory in every pass, in the order in which it is asked for."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, variates: Variates) -> None:
+        super().__init__(None, device, dtype, variates)
         self._buffers: list[Tensor] = []
         self._position = 0
 
-    def rewind(self) -> None:
+    def rewind(self) -> KeptNoise:
         """Begin a pass."""
         self._position = 0
+        return self
 
-    def next(self, shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
-        """The noise that is next in the pass; what it holds is :meth:`refill`'s affair."""
+    def normal(self, shape: Sequence[int]) -> Tensor:
+        """The next noise of the pass; :meth:`refill` sets its values."""
         if self._position == len(self._buffers):
-            self._buffers.append(torch.randn(tuple(shape), device=device, dtype=dtype))
+            self._buffers.append(torch.randn(tuple(shape), device=self.device, dtype=self.dtype))
         self._position += 1
         return self._buffers[self._position - 1]
 
-    def refill(self, generator: torch.Generator | None, variates: Variates) -> None:
-        """The same noise as :func:`standard_normal` would give one after the other."""
+    def refill(self, generator: torch.Generator | None) -> None:
+        """Set what a :class:`Noise` with this generator would give, one after the other."""
+        source = Noise(generator, self.device, self.dtype, self.variates)
         for buffer in self._buffers:
-            source = buffer.device if generator is None else generator.device
-            buffer.copy_(standard_normal(buffer.shape, generator, source, buffer.dtype, variates), non_blocking=True)
+            buffer.copy_(source.normal(buffer.shape), non_blocking=True)

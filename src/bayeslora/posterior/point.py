@@ -7,8 +7,10 @@ from typing import ClassVar
 
 import torch
 
-from bayeslora.posterior.base import Factors, Posterior
+from bayeslora.posterior.base import Factors, Posterior, Spread
+from bayeslora.posterior.hints import TrainingHints
 from bayeslora.posterior.layers import lora_start
+from bayeslora.posterior.noise import Noise
 
 
 @dataclass(frozen=True)
@@ -22,17 +24,21 @@ class PointPosterior(Posterior):
     ``A`` starts Kaiming-uniform with ``a = √5`` (entries within ``± 1/√i``) and ``B`` at zero, as in LoRA.
     """
 
+    name = "point"
     config_class: ClassVar[type] = PointConfig
-    parameter_kinds: ClassVar = {"A_": "weights_a", "B_": "weights_b"}
-    stochastic = False
-    has_width = False
+    spread: ClassVar[Spread] = "nothing"
+    hints = TrainingHints({"A_": "weights_a", "B_": "weights_b"})
 
     def _initialise(self, generator: torch.Generator) -> None:
         for group in self.groups:
             for factor, value in lora_start(group, generator).items():
                 self._add(f"{factor}_{group.key}", value)
 
-    def _draw(self, n: int, generator: torch.Generator | None) -> Factors:
+    def _draw(self, n: int, source: Noise) -> Factors:
+        return self._points(n)
+
+    def _points(self, n: int = 1) -> Factors:
+        """The point, ``n`` times."""
         A, B = (
             tuple(self._tensor(f"{factor}_{group.key}").unsqueeze(1).expand(-1, n, -1, -1) for group in self.groups)
             for factor in ("A", "B")
@@ -40,7 +46,7 @@ class PointPosterior(Posterior):
         return Factors(self.groups, A, B)
 
     def _mean(self) -> Factors:
-        return self._draw(1, None)
+        return self._points()
 
     def _start_from(self, factors: Factors) -> None:
         for group, A, B in zip(self.groups, factors.A, factors.B, strict=True):

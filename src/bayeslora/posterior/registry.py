@@ -26,19 +26,22 @@ from bayeslora.posterior.tfb import TfbPosterior
 from bayeslora.type_checks import check_kinds
 
 POSTERIORS: dict[str, type[Posterior]] = {
-    "decoupled": DecoupledPosterior,
-    "inducing": InducingPosterior,
-    "point": PointPosterior,
-    "ensemble": EnsemblePosterior,
-    "tfb": TfbPosterior,
-    "dropout": DropoutPosterior,
-    "meanfield": MeanFieldPosterior,
-    "blob": BlobPosterior,
-    "ivon": IvonPosterior,
-    "swag": SwagPosterior,
-    "laplace": LaplacePosterior,
-    "contextual": ContextualPosterior,
-    "adalora": AdaloraPosterior,
+    it.name: it
+    for it in (
+        DecoupledPosterior,
+        InducingPosterior,
+        PointPosterior,
+        EnsemblePosterior,
+        TfbPosterior,
+        DropoutPosterior,
+        MeanFieldPosterior,
+        BlobPosterior,
+        IvonPosterior,
+        SwagPosterior,
+        LaplacePosterior,
+        ContextualPosterior,
+        AdaloraPosterior,
+    )
 }
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bayeslora.posterior.base import Factors
+from bayeslora.posterior.noise import Noise
 from bayeslora.posterior.point import PointPosterior
 
 
@@ -48,10 +49,10 @@ class SwagPosterior(PointPosterior):
     the mean so far. In training every draw is the LoRA itself, and in evaluation too until two iterates have been collected.
     """
 
+    name = "swag"
     config_class = SwagConfig
     config: SwagConfig
-    stochastic = True
-    has_width = True
+    spread = "width"
 
     def _initialise(self, generator: torch.Generator) -> None:
         super()._initialise(generator)
@@ -89,14 +90,14 @@ class SwagPosterior(PointPosterior):
         """``D`` of every group, ``[L, K, ...]``: the columns that are filled."""
         return [column[:, : min(self.iterates, self.config.columns)] for column in self._part("column", factor)]
 
-    def _draw(self, n: int, generator: torch.Generator | None) -> Factors:
+    def _draw(self, n: int, source: Noise) -> Factors:
         if self.training or self.iterates < 2:
-            return super()._draw(n, generator)
+            return self._points(n)
         filled = min(self.iterates, self.config.columns)
-        common = self._noise((1, n, filled), generator)[0] / (2 * (filled - 1)) ** 0.5  # one network in all layers
+        common = source.normal((1, n, filled))[0] / (2 * (filled - 1)) ** 0.5  # one network in all layers
 
         def draw(average: Tensor, variance: Tensor, columns: Tensor) -> Tensor:
-            own = self._noise((average.shape[0], n, *average.shape[1:]), generator)
+            own = source.normal((average.shape[0], n, *average.shape[1:]))
             spread = (0.5 * variance).sqrt().unsqueeze(1) * own + torch.einsum("nk,lkij->lnij", common, columns)
             return average.unsqueeze(1) + self.scale * spread
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from bayeslora.posterior.base import Factors
 from bayeslora.posterior.decompose import svd
+from bayeslora.posterior.noise import Noise
 from bayeslora.posterior.point import PointPosterior
 
 Change = Literal["nll", "accuracy"]
@@ -66,10 +67,10 @@ class TfbPosterior(PointPosterior):
     The mean of the update is the LoRA's, and its noise ``σ U E`` is equally wide in all directions that ``B`` can reach.
     """
 
+    name = "tfb"
     config_class = TfbConfig
     config: TfbConfig
-    stochastic = True
-    has_width = True
+    spread = "width"
 
     def _initialise(self, generator: torch.Generator) -> None:
         super()._initialise(generator)
@@ -86,16 +87,13 @@ class TfbPosterior(PointPosterior):
     def width(self, value: float) -> None:
         self.get_buffer("sigma").fill_(value)
 
-    def _draw(self, n: int, generator: torch.Generator | None) -> Factors:
-        point = super()._draw(n, generator)
+    def _draw(self, n: int, source: Noise) -> Factors:
+        point = self._points(n)
         A = []
         for group, mean in zip(self.groups, point.A, strict=True):
             sd = self.scale * self._tensor("sigma") * self._tensor(f"width_{group.key}")
-            A.append(torch.addcmul(mean, sd[:, None, :, None], self._noise(mean.shape, generator)))
+            A.append(torch.addcmul(mean, sd[:, None, :, None], source.normal(mean.shape)))
         return Factors(self.groups, tuple(A), point.B)
-
-    def _mean(self) -> Factors:
-        return super()._draw(1, None)
 
     def _start_from(self, factors: Factors) -> None:
         """Turn the factors so that the columns of ``B`` are orthogonal; their product stays."""

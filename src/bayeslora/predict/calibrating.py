@@ -1,6 +1,6 @@
-"""Posterior scale and temperature of a model, chosen on questions with answers; and predictions before and after.
+"""Calibrate a model on questions with answers, and predict with and without calibration.
 
-The draws of a scale are scored once, however often they are looked at.
+The draws of each scale are scored once and cached.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from bayeslora.progress import Advance
 from bayeslora.tasks import EncodedItem, Item, require_gold
 
 FEW_SCALES = (0.5, 1.0, 2.0)
-"""What is tried at the end of every training: each costs as much as a validation."""
+"""Scales tried at the end of training: each costs as much as one validation."""
 
 
 def tuner_of(model: nn.Module) -> BayesLoraModel | None:
-    """Where the scale of the posterior is; nothing for adapters of PEFT's own."""
+    """The tuner that has the posterior scale; ``None`` for PEFT's own adapters."""
     tuner = getattr(model, "base_model", None)
     return tuner if isinstance(tuner, BayesLoraModel) else None
 
 
 def scale_of(model: nn.Module) -> float:
-    """What multiplies every standard deviation of the posterior; 1 where there is nothing to multiply."""
+    """Posterior scale, the factor of every standard deviation; 1 for PEFT's own adapters."""
     tuner = tuner_of(model)
     return 1.0 if tuner is None else tuner.posterior_scale
 
 
 def set_scale(model: nn.Module, scale: float) -> None:
-    """Multiply every standard deviation by this, where there are any."""
+    """Set the posterior scale, if there is one."""
     tuner = tuner_of(model)
     if tuner is not None:
         tuner.posterior_scale = scale
@@ -62,18 +62,18 @@ def calibrate(
     tolerance: float | None = None,
     advance: Advance | None = None,
 ) -> tuple[Calibration, Predictions]:
-    """What was chosen, and the calibrated predictions of the questions it was chosen on.
+    """Calibrate; returns the calibration and the calibrated predictions of the same questions.
 
-    Layers and scale come first, then the temperature, then prediction sets: each changes what the next one sees. The model
-    is left at the scale that was chosen.
+    Layers and scale are chosen first, then the temperature, then prediction sets: each affects the next. The model is left
+    at the chosen scale.
 
     Args:
-        predictor: what predicts; its own calibration is left out.
+        predictor: the predictor; its own calibration is ignored.
         items: held-out questions with answers.
-        encoded: the same as token ids.
-        scales: what to choose among, if the posterior has a width.
-        tolerance: let draws differ in as few upper layers as costs at most this much NLL.
-        advance: told of every scale (or cut) that is done.
+        encoded: the same questions as token ids.
+        scales: candidate scales, if the posterior is not a point.
+        tolerance: let draws differ in as few upper layers as cost at most this much NLL.
+        advance: progress callback, called after every scale (or cut).
     """
     plain = replace(predictor, calibration=Calibration())
     return _Calibrating(plain, items, encoded).run(tuple(scales), tolerance, advance)
@@ -86,8 +86,8 @@ def predict_both(
     calibration: Calibration | None,
     advance: Advance | None = None,
 ) -> tuple[Predictions, Predictions | None]:
-    """Predictions with the predictor's own calibration and, if there is another, those with that. The model is left at the
-    last one's scale."""
+    """Predictions with the predictor's own calibration and, if another is given, with that. The model is left at the scale of
+    the last."""
     model = predictor.scorer.model
     set_scale(model, predictor.calibration.posterior_scale)
     scores = predictor.score(encoded, advance)
@@ -145,10 +145,10 @@ class _Calibrating:
 
     def can_be_scaled(self) -> bool:
         tuner = tuner_of(self.predictor.scorer.model)
-        return tuner is not None and any(tuner.holder.posterior(name).has_width for name in tuner.holder.active)
+        return tuner is not None and any(tuner.holder.posterior(name).spread == "width" for name in tuner.holder.active)
 
     def is_spread(self, layers: str) -> bool:
-        """Whether there are several draws, or their spread in closed form."""
+        """Whether predictions have spread: from several draws or in closed form."""
         if tuner_of(self.predictor.scorer.model) is None or not self.predictor.sampling.samples:
             return False
         several = len(self.draws(layers, 1.0).log_probabilities) > 1
@@ -162,7 +162,7 @@ class _Calibrating:
         return self.draws(layers, scale).predictive
 
     def draws(self, layers: str, scale: float) -> DrawScores:
-        """Scored when they are first asked for."""
+        """Scores of the draws, cached on first use."""
         if (layers, scale) not in self.scored:
             set_scale(self.predictor.scorer.model, scale)
             self.scored[layers, scale] = self.predictor.with_draws(layers=layers).score(self.encoded)

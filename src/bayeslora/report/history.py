@@ -1,4 +1,4 @@
-"""What a run recorded while it learnt: the likelihood, the KL terms, and what validation data said."""
+"""Training history of a run: the likelihood, the KL terms and the validation metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ History = Sequence[Mapping[str, Any]]
 
 
 def history_block(history: History) -> Gallery | Plain:
-    """Curves, or a table if there is but one point of them."""
+    """Training curves, or a table if there is only one point."""
     epochs = [int(record["epoch"]) for record in history]
     nll, terms, scores = _likelihood(history), _kl(history), _scores(history)
     if len(history) == 1:
@@ -58,13 +58,13 @@ def _likelihood(history: History) -> dict[str, list[float]]:
 
 
 def _kl(history: History) -> dict[str, list[float]]:
-    """Those terms that the method has, if the run is new enough to have recorded them."""
+    """The KL terms of the method, if the run recorded them (older versions did not)."""
     if not all("kl" in record for record in history):
         return {}
     return {
         name: [float(record["kl"]["weight"]) * float(record["kl"][name]) for record in history]
-        for name in ("inducing", "conditional")
-        if any(record["kl"][name] for record in history)
+        for name in history[0]["kl"]
+        if name != "weight" and any(record["kl"][name] for record in history)
     }
 
 

@@ -1,14 +1,14 @@
-"""Everything that decides how a run comes out, as a tree of dataclasses that is checked when it is made.
+"""All settings that affect the result of a run, as a tree of dataclasses that is validated on construction.
 
-What is left at ``None`` is filled in by :func:`resolve` from the method's preset; the resolved tree is saved with the
-result. Where things are (data, device) and how they are told is not part of it.
+:func:`resolve` replaces ``None`` by values from the method's preset; the resolved tree is saved with the result. Paths,
+device and reporting are not part of it.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -49,16 +49,16 @@ _Pairs = PrimitiveConstructorSpec(
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """What is learnt from, and how it is put."""
+    """Training data and prompt format."""
 
     scoring: Literal["text", "letter"] = "text"
     """What answers a question: the option's text (length-normalised), or its letter. Small models need text."""
     max_tokens: int = 1024
-    """Longest prompt with an option, in tokens; only a passage is ever cut, from the left. When a run is evaluated, a question
-    that is longer without any passage stays whole, as far as the model can read. Also the size of the blocks that running
-    text is cut into, and of the longest problem with its solution that is learnt from."""
+    """Longest prompt with an option, in tokens; only a passage is truncated, from the left. In evaluation, a question that
+    is longer without a passage is kept whole if it fits the model's context. Also the size of the blocks that running text
+    is split into, and of the longest problem with its solution used in training."""
     max_train: int | None = None
-    """Use that many training questions (blocks of text, problems) only, chosen at random, the same ones for every seed."""
+    """Use only this many training questions (blocks of text, problems), chosen at random, the same for every seed."""
 
     def __post_init__(self) -> None:
         _check_choices(self)
@@ -72,7 +72,7 @@ class ModelConfig:
     """How the base model is loaded."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of the frozen model; auto is bfloat16 on CUDA and float32 elsewhere. Adapters are float32 always."""
+    """Precision of the frozen model; auto is bfloat16 on CUDA and float32 elsewhere. Adapters are always float32."""
     bits: Literal[4, 8] | None = None
     """Quantise the frozen model while loading (needs bitsandbytes)."""
     revision: str | None = None
@@ -84,7 +84,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterConfig:
-    """Where the adapter sits and what it is."""
+    """Target modules and posterior of the adapter."""
 
     rank: int = 8
     """Rank of the update."""
@@ -95,9 +95,9 @@ class AdapterConfig:
     layers: str = "all"
     """Transformer layers to adapt: all, last:K, or a fraction such as 0.5 for the upper half."""
     stochastic_layers: str = "all"
-    """Layers with a distribution, counted likewise. Those below have a point, so that all draws share what they compute."""
+    """Layers with a distribution, in the same notation. Layers below are point estimates, which all draws share."""
     posterior: str | None = None
-    """Distribution of the method, where it has several, such as decoupled or inducing; by default the preset's."""
+    """Distribution, if the method has several, such as decoupled or inducing; by default the preset's."""
     settings: Annotated[Mapping[str, Any], _Pairs] = field(default_factory=dict)
     """Settings of the posterior that differ from the preset, such as flow_depth=0 init_sd_u=0.1."""
 
@@ -119,29 +119,29 @@ class TrainingConfig:
     batch_size: int | None = None
     """Questions per step."""
     micro_batch: int | None = None
-    """Questions computed at once, to save memory; the step stays the same but for its noise."""
+    """Questions per forward pass, to save memory; the step is the same except for its noise."""
     learning_rate: float | None = None
     """Learning rate of AdamW."""
     adam_epsilon: float | None = None
-    """What AdamW adds to the root of the mean squared gradient."""
+    """Epsilon of AdamW, added to the root of the mean squared gradient."""
     optimiser: Literal["adamw", "split", "ivon"] | None = None
-    """adamw takes the whole objective; split leaves the KL to plain SGD, as BLoB was published; ivon is method ivon's own."""
+    """adamw optimises the whole objective; split uses plain SGD for the KL, as published for BLoB; ivon is for method ivon."""
     kl_rate: float | None = None
     """Learning rate of that SGD."""
     rate_multipliers: Annotated[Mapping[str, float] | None, _Pairs] = None
-    """Learning rates of kinds of parameters relative to learning_rate, such as flow=0.1; others stay the method's."""
+    """Learning rates of kinds of parameters relative to learning_rate, such as flow=0.1; others keep the method's values."""
     weight_decay: float | None = None
     """Weight decay of point estimates; a posterior is never decayed."""
     schedule: Schedule | None = None
-    """How the learning rate falls."""
+    """Learning rate schedule."""
     warmup: float | None = None
-    """Share of the steps in which the learning rate rises."""
+    """Share of the steps for learning rate warm-up."""
     milestones: tuple[int, ...] | None = None
     """Epochs after which schedule multistep divides the learning rate by 10."""
     cycles: int | None = None
-    """How often schedule cyclic begins anew, a cosine each time."""
+    """Number of cycles of schedule cyclic, a cosine each."""
     label_smoothing: float | None = None
-    """Share of the target that is spread over the options."""
+    """Share of the target distributed uniformly over the options."""
     kl_scaling: Literal["elbo", "paper", "blob"] | None = None
     """Weight of the KL: elbo is kl_beta / N, paper 0.2 / steps per epoch, blob doubles from step to step of an epoch."""
     kl_beta: float | None = None
@@ -149,25 +149,25 @@ class TrainingConfig:
     kl_warmup: float | None = None
     """Share of the steps in which the KL's weight rises from zero."""
     draws: int | None = None
-    """Weight draws per step, among which the questions are divided: more of them make gradients less noisy, at no cost."""
+    """Weight draws per step, among which the questions are divided: more draws reduce gradient noise at no cost."""
     aim: int | None = None
-    """Batches whose gradient decides, before the first step, in which directions Bayesian-LoRA's B can move at first; with 0
-    chance does."""
+    """Batches whose gradient sets, before the first step, the initial directions of Bayesian-LoRA's B; with 0 they are
+    random."""
     clip: float | None = None
-    """Bound of the gradient's norm, for weights and for posterior scales apart."""
+    """Bound of the gradient's norm, separately for weights and for posterior scales."""
     eval_every: int | None = None
-    """Epochs between two evaluations on the validation split."""
+    """Epochs between evaluations on the validation split."""
     patience: int | None = None
-    """Evaluations without a better validation NLL after which training stops, keeping the best; 0 never stops and
-    keeps the last."""
+    """Evaluations without a better validation NLL after which training stops and restores the best; 0 never stops
+    and keeps the last."""
     snapshots: int | None = None
-    """How often training remembers the distribution, at equal distances, the last time at its end; 0 never does."""
+    """Number of snapshots of the distribution, at equal intervals, the last at the end of training; 0 for none."""
     members: int | None = None
-    """How many of the last snapshots predictions are drawn from, in turn."""
+    """Number of last snapshots to draw predictions from, in turn."""
     cache_trunk: bool = False
-    """Compute the frozen layers below the adapter once and keep their output: exact, and fast if layers is last:K."""
+    """Compute the frozen layers below the adapter once and cache their output: exact, and fast if layers is last:K."""
     gradient_checkpointing: bool = False
-    """Save memory by computing activations twice."""
+    """Recompute activations in the backward pass to save memory."""
 
     def __post_init__(self) -> None:
         _check_choices(self)
@@ -193,11 +193,11 @@ class TrainingConfig:
 
 
 MOST_SAMPLES = 1024
-"""Draws that a prediction may average over. All of them are in memory at once, and errors fall with their square root only."""
+"""Most draws per prediction. All of them are in memory at once, and errors only fall with their square root."""
 
 
 def check_samples(samples: int) -> None:
-    """Refuse a number of draws that is none, or that no memory holds."""
+    """Refuse a negative number of draws, or one above :data:`MOST_SAMPLES`."""
     if not 0 <= samples <= MOST_SAMPLES:
         raise InputError(
             f"samples is {samples}; give 0 for the posterior mean, or a number of draws up to {MOST_SAMPLES}"
@@ -211,17 +211,17 @@ class PredictionConfig:
     samples: int = 4
     """Weight draws whose probabilities are averaged; 0 uses the posterior mean."""
     batch_tokens: int = 16384
-    """Tokens computed at once, draws included."""
+    """Tokens per batch, including draws."""
     draw_layers: str = "all"
-    """Layers in which the draws differ: all, last:K, or a fraction such as 0.5. Those below use the posterior mean and are
-    computed once for all draws: an approximation that is fast."""
+    """Layers in which the draws differ: all, last:K, or a fraction such as 0.5. Layers below use the posterior mean and
+    are computed once for all draws: a fast approximation."""
     max_new_tokens: int = 512
-    """Longest solution that is written to a problem, in tokens."""
+    """Longest generated solution to a problem, in tokens."""
     solutions: int | None = None
-    """Write solutions to that many test problems only, chosen at random, the same ones for every run; 0 writes none."""
+    """Generate solutions to only this many test problems, chosen at random, the same for every run; 0 for none."""
     calibrate: Literal["validation", "none"] = "validation"
-    """Choose posterior scale and temperature on the validation questions when training is done, and report both: as trained
-    and calibrated. bayeslora calibrate chooses again, more finely, and a threshold."""
+    """Choose posterior scale and temperature on the validation questions after training, and report metrics both as trained and
+    calibrated. bayeslora calibrate searches more finely, and also chooses a threshold."""
 
     def __post_init__(self) -> None:
         check_samples(self.samples)
@@ -242,16 +242,16 @@ class RunConfig:
     """A task (see bayeslora tasks), or the path of your own data: questions as JSON lines, plain text as .txt, or a
     directory of splits."""
     method: str = "bayesian-lora"
-    """How to be uncertain (see bayeslora methods)."""
+    """Method (see bayeslora methods)."""
     preset: str = "default"
-    """The method's settings: default is what works, paper what was published."""
+    """The method's settings: default is recommended, paper is as published."""
     seed: int = 0
-    """Seed of everything random."""
+    """Random seed."""
     start_from: tuple[str, ...] = ()
-    """Trained LoRAs to start from: directories of runs or of LoRA adapters. Methods that stand on LoRAs train them
+    """Trained LoRAs to start from: directories of runs or of LoRA adapters. Methods that build on LoRAs train them
     themselves if none are given."""
     report_split: Literal["test", "validation"] = "test"
-    """Questions that the result is about. With validation those of the test split are never read: for runs to choose among."""
+    """Split to report. With validation the test split is never read, as required for model selection."""
     data: DataConfig = field(default_factory=DataConfig)
     loading: ModelConfig = field(default_factory=ModelConfig)
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
@@ -266,14 +266,14 @@ class RunConfig:
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """The same run with everything filled in that the method's preset decides."""
+    """Fill in all settings that the method's preset decides."""
     from bayeslora.methods import find_method, find_preset
     from bayeslora.methods.base import COMMON
     from bayeslora.posterior.registry import make_settings
 
     method = find_method(config.method)
     preset = find_preset(method, config.preset)
-    own = preset.posterior or method.posterior
+    own = preset.posterior.name if preset.posterior else method.posterior_name
     posterior = config.adapter.posterior or own
     if posterior not in method.posteriors:
         hint = did_you_mean(posterior, method.posteriors)
@@ -286,10 +286,10 @@ def resolve(config: RunConfig) -> RunConfig:
     except ValueError as error:
         raise InputError(f"settings of method {method.name!r}: {error}") from error
     given = {name: value for name in _names(TrainingConfig) if (value := getattr(config.training, name)) is not None}
-    training = {"rate_multipliers": dict(distribution.rate_multipliers), **COMMON, **preset.training}
+    training = {"rate_multipliers": dict(distribution.hints.rate_multipliers), **COMMON, **preset.training}
     training |= {**given, "rate_multipliers": {**training["rate_multipliers"], **given.get("rate_multipliers", {})}}
-    _check_kinds(training["rate_multipliers"], {"weights", *distribution.parameter_kinds.values()})
-    if training["optimiser"] == "split" and not distribution.split:
+    _check_kinds(training["rate_multipliers"], distribution.hints.all_kinds)
+    if training["optimiser"] == "split" and not distribution.hints.split:
         raise InputError(f"optimiser is 'split', but method {method.name!r} has no parts to split; use adamw")
     if (training["optimiser"] == "ivon") != (posterior == "ivon"):
         own = "ivon" if posterior == "ivon" else "adamw"
@@ -322,7 +322,7 @@ def _check_snapshots(method: Method, snapshots: int, members: int) -> None:
 
 
 def to_dict(config: Any) -> Any:
-    """A tree of dataclasses as JSON can hold it."""
+    """Convert a tree of dataclasses to JSON-compatible values."""
     if is_dataclass(config) and not isinstance(config, type):
         return {name: to_dict(getattr(config, name)) for name in _names(type(config))}
     if isinstance(config, Mapping):
@@ -331,7 +331,7 @@ def to_dict(config: Any) -> Any:
 
 
 def from_dict(values: Mapping[str, Any]) -> RunConfig:
-    """The tree that :func:`to_dict` wrote; unknown names are refused."""
+    """Restore a run from :func:`to_dict`; unknown names are refused."""
     parts = {f.name: f.default_factory for f in fields(RunConfig) if is_dataclass(f.default_factory)}
     tree: dict[str, Any] = {}
     for name, value in without_trust(values).items():
@@ -354,27 +354,27 @@ def without_trust(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def saved_run(values: Mapping[str, Any]) -> RunConfig:
-    """A resolved run as this version or an earlier one saved it: settings that it does not have yet are at their defaults,
-    and those that a method decides, which saved runs never leave open, at what they were for all methods."""
+    """Read a resolved run saved by this version or an earlier one: settings that it lacks get their defaults, and those that a
+    method decides get the value that all methods had before."""
     from bayeslora.methods.base import COMMON
     from bayeslora.methods.registry import ALL
 
     config = _never_calibrated(_checkpoint_ensemble(from_dict(values)), values)
     later = {name: value for name, value in COMMON.items() if getattr(config.training, name) is None}
-    own = ALL[config.method].posterior if config.method in ALL else None
+    own = ALL[config.method].posterior_name if config.method in ALL else None
     adapter = replace(config.adapter, posterior=config.adapter.posterior or own)
     return replace(config, adapter=adapter, training=replace(config.training, **later))
 
 
 def _never_calibrated(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
-    """Runs of versions that did not calibrate."""
+    """Upgrade runs of versions that did not calibrate."""
     if "calibrate" in values.get("prediction", {}):
         return config
     return replace(config, prediction=replace(config.prediction, calibrate="none"))
 
 
 def _checkpoint_ensemble(config: RunConfig) -> RunConfig:
-    """A checkpoint ensemble as earlier versions saved it, whose snapshots were settings of its posterior."""
+    """Upgrade a checkpoint ensemble of earlier versions, whose snapshots were settings of its posterior."""
     kept = {name: config.adapter.settings[name] for name in ("snapshots", "members") if name in config.adapter.settings}
     if config.method != "checkpoint-ensemble" or not kept:
         return config
@@ -382,7 +382,7 @@ def _checkpoint_ensemble(config: RunConfig) -> RunConfig:
 
 
 def differences(mine: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """What two dictionaries of :func:`to_dict` differ in, one line each."""
+    """Differences between two dictionaries of :func:`to_dict`, one line each."""
     left, right = flatten(mine), flatten(other)
     names = [*left, *(name for name in right if name not in left)]
     return [
@@ -391,7 +391,7 @@ def differences(mine: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The leaves of the tree by their own names, which are unique. What only settings and multipliers hold is kept whole."""
+    """The leaves of the tree by their names, which are unique. Settings and multipliers stay dictionaries."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         nested = isinstance(value, Mapping) and name in {f.name for f in fields(RunConfig)}
@@ -421,7 +421,7 @@ def _check_name(name: str, known: Sequence[str]) -> None:
         raise InputError(f"unknown setting {name!r}{did_you_mean(name, known)}; choose {', '.join(known)}")
 
 
-def _check_kinds(multipliers: Mapping[str, float], known: set[str]) -> None:
+def _check_kinds(multipliers: Mapping[str, float], known: Collection[str]) -> None:
     for kind in multipliers:
         if kind not in known:
             hint = did_you_mean(kind, sorted(known))
@@ -431,7 +431,7 @@ def _check_kinds(multipliers: Mapping[str, float], known: set[str]) -> None:
 
 
 def _check_choices(config: Any) -> None:
-    """Refuse what a field's ``Literal`` does not list."""
+    """Refuse values that a field's ``Literal`` does not list."""
     for name, hint in get_type_hints(type(config)).items():
         value = getattr(config, name)
         literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]

@@ -19,17 +19,15 @@ from torch import Tensor, nn
 
 from bayeslora.adapter.base import Holder, find_any_holder
 from bayeslora.adapter.elbo import elbo
-from bayeslora.adapter.holder import find_holder
 from bayeslora.posterior import IllConditionedError
 from bayeslora.progress import Reporter, Silent
 from bayeslora.runs.config import TrainingConfig
 from bayeslora.train.checkpoint import TrainingState, load_checkpoint, save_checkpoint
 from bayeslora.train.errors import TrainingDiverged
-from bayeslora.train.ivon import IvonSteps
 from bayeslora.train.objective import KLWeight, Lesson, Objective
-from bayeslora.train.optimise import parameter_groups, rate_factor
+from bayeslora.train.optimise import rate_factor
+from bayeslora.train.optimisers import make_steps
 from bayeslora.train.processes import Processes
-from bayeslora.train.steps import JointSteps, SplitSteps, Steps
 from bayeslora.train.trackers import Log
 
 T = TypeVar("T")
@@ -44,13 +42,15 @@ class _Taken(Generic[Lesson]):
         examples: what was learnt from.
         kl_weight: weight of the KL.
         learning_rate: of the first group of parameters.
-        figures: sum of the losses, both KLs, the whole objective, and the norm of the gradient.
+        kl_terms: names of the terms of the KL.
+        figures: norm of the gradient, sum of the losses, the whole objective, and the terms of the KL.
     """
 
     step: int
     examples: Sequence[Lesson]
     kl_weight: float
     learning_rate: float
+    kl_terms: tuple[str, ...]
     figures: Tensor
 
 
@@ -91,14 +91,14 @@ class Fit(Generic[Lesson]):
         trained = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         remembered = {f"remembered.{name}": buffer for name, buffer in self._holder.named_buffers()}
         self._state: dict[str, Tensor] = {**trained, **remembered}
-        self._steps = self._make_steps()
+        self._steps = make_steps(self._model, self._given)
         self._rates = [group["lr"] for group in self._steps.groups]
         self._kl_weight = KLWeight(self._given("kl_scaling"), self._given("kl_beta"), self._given("kl_warmup"))
         self._batch_size: int = self._given("batch_size")
         self._epochs: int = self._given("epochs")
         self._draws: int = self._given("draws")
         self._taken: _Taken[Lesson] | None = None
-        self._kl: dict[str, float] = {}  # both terms and their weight, at the last step that was looked at
+        self._kl: dict[str, float] = {}  # its terms and their weight, at the last step that was looked at
         self._terms: float = sum(map(self.objective.terms, self.examples)) / max(1, len(self.examples))
 
     @property
@@ -202,27 +202,29 @@ class Fit(Generic[Lesson]):
             loss = losses.sum() / (len(examples) * self._terms)
             bound = elbo(self._holder, loss, weight, parts=shares, draws=draws)
             self._steps.backward(bound.loss, bound.weighted_kl)
-            told = (losses.sum(), bound.share * bound.kl.inducing, bound.share * bound.kl.conditional, bound.total)
+            kl_terms = {name: bound.share * term for name, term in bound.kl.terms.items()}
+            told = (losses.sum(), bound.total, *kl_terms.values())
             figures.append(torch.stack([figure.detach().float() for figure in told]))
         told_by_all = torch.stack(figures).sum(0)
         self.processes.add_up([*self._steps.gradients(), told_by_all])
         norm = self._steps.step()
         self._holder.after_step(step + 1, self.steps)
         rate = self._steps.groups[0]["lr"]
-        return _Taken(step, examples, weight, rate, torch.cat([told_by_all, norm.detach().view(1)]))
+        return _Taken(step, examples, weight, rate, tuple(kl_terms), torch.cat([norm.detach().view(1), told_by_all]))
 
     def _note(self, taken: _Taken[Lesson], state: TrainingState) -> None:
         """Take in the figures of a step; here the host waits until it is done."""
-        nll, kl_inducing, kl_conditional, loss, norm = taken.figures.tolist()
+        norm, nll, loss, *terms_of_kl = taken.figures.tolist()
+        kl = dict(zip(taken.kl_terms, terms_of_kl, strict=True))
         for value in (loss, norm):
             if not math.isfinite(value):
                 raise self._diverged(f"the loss or its gradient is {value}", taken.step, taken.examples)
         total, count = state.train_nll
         terms = sum(map(self.objective.terms, taken.examples))
         state.train_nll = (total + nll, count + terms)
-        self._kl = {"inducing": kl_inducing, "conditional": kl_conditional, "weight": taken.kl_weight}
+        self._kl = {**kl, "weight": taken.kl_weight}
         if self.log is not None:
-            figures = {"nll": nll / terms, "kl_inducing": kl_inducing, "kl_conditional": kl_conditional}
+            figures = {"nll": nll / terms, **{f"kl_{name}": value for name, value in kl.items()}}
             figures |= {"kl_weight": taken.kl_weight, "learning_rate": taken.learning_rate}
             self.log({f"train/{name}": value for name, value in figures.items()}, taken.step + 1)
 
@@ -324,16 +326,6 @@ class Fit(Generic[Lesson]):
                     f"a parameter is no longer finite after step {state.step} of {self.steps}; try a lower learning rate"
                 )
             save_checkpoint(self.checkpoint, state, self._state, self._steps.optimiser, self.run)
-
-    def _make_steps(self) -> Steps:
-        rate, decay = self._given("learning_rate"), self._given("weight_decay")
-        groups = parameter_groups(self._model, rate, decay, self._given("rate_multipliers"))
-        if self._given("optimiser") == "ivon":
-            return IvonSteps(groups, find_holder(self._model).posterior("default").config)
-        if self._given("optimiser") == "adamw":
-            return JointSteps(groups, self._given("clip"), self._given("adam_epsilon"))
-        split, rate = self._holder.split_kinds(), self._given("kl_rate")
-        return SplitSteps(groups, self._given("clip"), split, rate, self._given("adam_epsilon"))
 
     def _given(self, name: str) -> Any:
         value = getattr(self.config, name)

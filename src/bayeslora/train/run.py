@@ -143,7 +143,7 @@ def adapt(loaded: LoadedModel, config: RunConfig) -> PeftModel:
     if foreign is None:
         peft_config = BayesLoraConfig(
             task_type="CAUSAL_LM",
-            posterior=adapter.posterior or method.posterior,
+            posterior=adapter.posterior or method.posterior_name,
             settings=dict(adapter.settings),
             r=rank,
             lora_alpha=adapter.alpha * (rank / adapter.rank),

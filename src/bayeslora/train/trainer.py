@@ -175,21 +175,23 @@ class BayesLoraTrainerMixin(_Base):
         if self.rate_multipliers is not None:
             return self.rate_multipliers
         holder = find_holder(self.model)
-        return {kind: rate for name in holder.active for kind, rate in holder.posterior(name).rate_multipliers.items()}
+        return {
+            kind: rate for name in holder.active for kind, rate in holder.posterior(name).hints.rate_multipliers.items()
+        }
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """No weight decay on the posterior: it would pull scales away from what the KL asks for."""
         return [name for name in super().get_decay_parameter_names(model) if f"{ATTRIBUTE}." not in name]
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Add the likelihood and both KLs, averaged since the last report."""
+        """Add the likelihood and the terms of the KL, averaged since the last report."""
         for name, values in self._kl_logs.items():
             logs[name] = torch.stack(values).mean().item()
         self._kl_logs = {}
         super().log(logs, *args, **kwargs)
 
     def _note(self, loss: Tensor, kl: KL) -> None:
-        for name, value in (("nll", loss), ("kl_inducing", kl.inducing), ("kl_conditional", kl.conditional)):
+        for name, value in {"nll": loss, **{f"kl_{term}": value for term, value in kl.terms.items()}}.items():
             self._kl_logs.setdefault(name, []).append(value.detach().float())
 
 

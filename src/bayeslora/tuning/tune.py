@@ -231,5 +231,5 @@ class _Search:
 
 def _decays(run: RunConfig) -> bool:
     """Whether weight decay is for any parameter of the run."""
-    kinds = find_method(run.method).distribution(run.adapter.posterior).parameter_kinds.values()
+    kinds = find_method(run.method).distribution(run.adapter.posterior).hints.kinds.values()
     return not kinds or run.adapter.stochastic_layers != "all" or any(kind.startswith("weights") for kind in kinds)

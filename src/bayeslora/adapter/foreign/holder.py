@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from bayeslora.adapter.base import ATTRIBUTE, Holder
 from bayeslora.errors import InputError
 from bayeslora.posterior import KL
+from bayeslora.posterior.hints import TrainingHints
 from bayeslora.posterior.noise import Variates
 
 if TYPE_CHECKING:
@@ -49,17 +50,11 @@ class ForeignHolder(Holder):
     config_class: ClassVar[type]
     """Dataclass of the settings, validated at construction."""
 
-    parameter_kinds: ClassVar[Mapping[str, str]] = {}
-    """What the parameters with these words in their names are to an optimiser; all others are ``weights``."""
-
-    rate_multipliers: ClassVar[Mapping[str, float]] = {}
-    """Learning rates of kinds of parameters relative to the run's; 1 for those not named."""
+    hints: ClassVar[TrainingHints] = TrainingHints()
+    """How an optimiser treats its parameters; kinds are those of names that contain a word."""
 
     partial: ClassVar[bool] = False
     """Whether some layers may have a point estimate instead."""
-
-    split: ClassVar[Mapping[str, str]] = {}
-    """Kinds of parameters that plain SGD moves where training is split; nothing is split here."""
 
     def __init__(self, model: PeftModel) -> None:
         super().__init__()
@@ -108,7 +103,7 @@ class ForeignHolder(Holder):
     @classmethod
     def kind(cls, name: str) -> str:
         """What a parameter is to an optimiser, by its name (see :class:`bayeslora.posterior.Posterior`)."""
-        return next((kind for word, kind in cls.parameter_kinds.items() if word in name), "weights")
+        return next((kind for word, kind in cls.hints.kinds.items() if word in name), "weights")
 
     # What training and prediction ask for ---------------------------------------------------------------------------
 
@@ -154,9 +149,8 @@ class ForeignHolder(Holder):
         return samples
 
     def kl(self) -> KL:
-        """Zero: what PEFT's own adapters are pulled to, if anything, is in their penalty."""
-        zero = torch.zeros((), device=next(next(iter(self._layers.values())).parameters()).device)
-        return KL(zero, zero)
+        """Nothing: what PEFT's own adapters are pulled to, if anything, is in their penalty."""
+        return KL()
 
     # One layer --------------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 
 from bayeslora.adapter.foreign.holder import ForeignHolder, Note
+from bayeslora.posterior.hints import TrainingHints
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -51,7 +52,7 @@ class MontecloraHolder(ForeignHolder):
     """Draws from MonteCLoRA, in prediction too, where PEFT itself uses the mean. A draw is one network, as ours are."""
 
     config_class: ClassVar[type] = MontecloraSettings
-    parameter_kinds: ClassVar = {"lora_monteclora_sampler": "scale"}
+    hints = TrainingHints({"lora_monteclora_sampler": "scale"})
 
     def __init__(self, model: PeftModel) -> None:
         super().__init__(model)
