@@ -1,6 +1,6 @@
 """Fine-tuned language models that know what they do not know: distributions over LoRA factors.
 
-Importing this package makes PEFT know the method ``bayeslora``. What needs PEFT or transformers is imported on first use.
+Importing this package registers the method ``bayeslora`` with PEFT. Names that need PEFT or transformers are imported lazily.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names of a package that are imported on first use, so that importing the package costs nothing."""
+"""Lazy imports: names of a package are imported on first use, so that importing the package is cheap."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def lazy_attributes(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A ``__getattr__`` for the package: which names it has, and in which modules they live."""
+    """Return a module ``__getattr__`` for the package; ``homes`` maps its public names to their modules."""
 
     def find(name: str) -> Any:
         if name not in homes:

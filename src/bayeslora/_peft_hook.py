@@ -1,7 +1,7 @@
 """Registers our method with PEFT as soon as both packages are imported, in either order.
 
-PEFT brings transformers along, which takes seconds to import. So importing ``bayeslora`` does not import PEFT; it waits
-for somebody else to do so.
+PEFT imports transformers, which takes seconds. So importing ``bayeslora`` does not import PEFT; it registers when other code
+imports PEFT.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import ModuleType
 
 
 class _AfterPeft(MetaPathFinder):
-    """Lets the other finders find PEFT, and runs the registration once it has been executed."""
+    """Import hook that lets the other finders load PEFT and runs the registration after its module was executed."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -29,7 +29,7 @@ class _AfterPeft(MetaPathFinder):
             loader, execute = spec.loader, spec.loader.exec_module
 
             def execute_and_register(module: ModuleType) -> None:
-                del loader.exec_module  # back to the one of its class
+                del loader.exec_module  # restore the method of its class
                 execute(module)
                 importlib.import_module("bayeslora.adapter")
 
@@ -38,7 +38,7 @@ class _AfterPeft(MetaPathFinder):
 
 
 def register_with_peft() -> None:
-    """Register now if PEFT is there already, else when it is imported."""
+    """Register now if PEFT is already imported, otherwise when it is."""
     if "peft" in sys.modules:
         importlib.import_module("bayeslora.adapter")
     else:

@@ -1,7 +1,7 @@
-"""Files that are there whole or not at all: written beside their place, flushed to disk, then renamed into it.
+"""Atomic writes: files are written next to their target, flushed to disk, then renamed to it.
 
-What is written beside a place has a name that others can guess. So it is always made anew, and a link that was left there
-is removed and never followed.
+Temporary files have predictable names. So they are always created anew, and a link of that name is removed and never
+followed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from bayeslora.errors import InputError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, which takes the place of ``path`` when the block ends well.
+    """Yield a temporary path that replaces ``path`` when the block ends without an exception.
 
-    A process that dies inside leaves the old file as it was, and a ``.partial`` one that the next attempt replaces.
+    A process that dies inside leaves the old file unchanged and a ``.partial`` file, which the next attempt replaces.
     """
     partial = path.with_name(f"{path.name}.partial")
     _remove(partial)
@@ -41,14 +41,14 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def create(path: Path) -> None:
-    """Make an empty file where there is nothing yet, not even a link."""
+    """Create an empty file; fail if the path exists, even as a link."""
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
     os.close(os.open(path, flags, 0o666))
 
 
 @contextmanager
 def replacing_directory(path: Path) -> Iterator[Path]:
-    """A directory to fill, which takes the place of ``path`` when the block ends well."""
+    """Yield a temporary directory that replaces ``path`` when the block ends without an exception."""
     partial = path.with_name(f"{path.name}.partial")
     _remove(partial)
     partial.mkdir()
@@ -58,7 +58,7 @@ def replacing_directory(path: Path) -> Iterator[Path]:
 
 
 def _remove(path: Path) -> None:
-    """Remove a directory with all it holds, or a file, or a link but not what it leads to; nothing if there is none."""
+    """Remove a directory tree, a file or a link (not its target), if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
         return
@@ -68,18 +68,18 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def new_directory(place: Path, *, force: bool = False) -> Iterator[Path]:
-    """A directory to fill, which appears at ``place`` when the block ends well. One that holds something is refused.
+    """Yield a directory that is moved to ``place`` when the block ends without an exception. A non-empty ``place`` is refused.
 
-    It is filled beside its place, by one process at a time; what a process that died has left there is removed.
+    It is filled next to ``place``, by one process at a time; leftovers of a process that died are removed.
 
     Args:
-        place: where the directory is to be.
-        force: take the place of one that holds something.
+        place: path of the directory.
+        force: replace a directory that is not empty.
     """
     if place.is_file() or (place.is_dir() and any(place.iterdir()) and not force):
         what = "is a file" if place.is_file() else "is not empty"
         raise InputError(f"{place}: {what}; choose another directory")
-    if place.is_dir() and (place.samefile(Path.cwd()) or os.path.ismount(place)):  # which cannot give way to a new one
+    if place.is_dir() and (place.samefile(Path.cwd()) or os.path.ismount(place)):  # cannot be replaced
         what = "is a mount point" if os.path.ismount(place) else "is the working directory"
         raise InputError(f"{place}: {what}; choose a directory in it")
     with _scratch(place) as scratch:
@@ -101,7 +101,7 @@ def new_directory(place: Path, *, force: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def _scratch(place: Path) -> Iterator[Path]:
-    """An empty directory beside a place, which only this process has, removed in the end."""
+    """Yield an empty directory next to ``place``, locked by this process and removed at the end."""
     scratch = place.with_name(f".{place.name}.partial")
     lock = FileLock(scratch / "lock")
     try:
@@ -130,7 +130,7 @@ def _scratch(place: Path) -> Iterator[Path]:
 
 @contextmanager
 def tensor_failures(path: Path) -> Iterator[None]:
-    """What safetensors raises when it cannot write (a full disk, no permission), as the ``OSError`` that it is."""
+    """Re-raise a write failure of safetensors (a full disk, no permission) as an ``OSError``."""
     from safetensors import SafetensorError
 
     try:
@@ -146,7 +146,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Wait until a file, or the names in a directory, are on the disk."""
+    """Flush a file, or the entries of a directory, to disk."""
     if os.name == "nt" and path.is_dir():
         return  # directories cannot be opened there
     descriptor = os.open(path, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend, which the command line prints as one line, exiting with 2; and what tells others apart."""
+"""Errors the user can fix, which the command line prints as one line with exit code 2, and helpers to classify other errors."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Something given by the user cannot be used; the message says what, what is allowed and what to do."""
+    """Invalid user input; the message says what is wrong, what is allowed and what to do."""
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The tail of an error line that names the closest known name, if one is as close as the cutoff asks for."""
+    """Suffix for an error message that suggests the closest known name, or an empty string if none reaches the cutoff."""
     close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=cutoff)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -23,7 +23,7 @@ def first_line(error: BaseException) -> str:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether there is no memory left, whoever asked for it: Python, torch's own allocators, or a library below them."""
+    """Whether an error means out of memory, raised by Python, by torch's allocators or by a library below them."""
     if isinstance(error, MemoryError):
         return True
     from torch import OutOfMemoryError

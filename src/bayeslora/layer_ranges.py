@@ -1,4 +1,4 @@
-"""How deep something reaches: ``all`` layers, ``last:K`` of them, or a fraction of them such as ``0.5``."""
+"""Parse a range of upper layers: ``all``, ``last:K``, or a fraction such as ``0.5``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bayeslora.errors import InputError
 
 
 def upper_layers(text: str, layers: int, name: str = "layers") -> int:
-    """How many of so many layers, counted from the top, a text means; at least 1."""
+    """Number of layers, counted from the top, that ``text`` selects; at least 1."""
     kind, count = _parse(text, name)
     if kind == "all":
         return layers
@@ -18,14 +18,14 @@ def upper_layers(text: str, layers: int, name: str = "layers") -> int:
 
 
 def check_depth(text: str, name: str) -> None:
-    """Refuse what :func:`upper_layers` would, as far as that can be told without a model."""
+    """Raise for a text that :func:`upper_layers` would refuse, as far as it can be checked without a model."""
     _parse(text, name)
 
 
 def _parse(text: str, name: str) -> tuple[str, float]:
     if text == "all":
         return "all", 1.0
-    word, _, count = str(text).partition(":")  # from a file it may be anything
+    word, _, count = str(text).partition(":")  # values from a file may have any type
     if word == "last" and count.isdecimal() and int(count) >= 1:
         return "last", float(count)
     try:

@@ -1,4 +1,4 @@
-"""Telling people how long work goes: a bar on a terminal, plain lines elsewhere, nothing if nobody listens."""
+"""Progress reports: a bar on a terminal, plain lines elsewhere, nothing if quiet."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from contextlib import contextmanager
 from typing import Protocol
 
 Advance = Callable[[int, int], None]
-"""Told how much is done, and of how much."""
+"""Progress callback: number of steps done, total number of steps."""
 
 
 class Reporter(Protocol):
-    """What long work reports to."""
+    """Receives progress reports."""
 
     def stage(self, label: str) -> Advance:
-        """Begin a piece of work; the result is called as it goes on."""
+        """Begin a stage of work; returns its progress callback."""
 
     def say(self, text: str) -> None:
-        """Tell something in one line."""
+        """Print one line."""
 
 
 class Silent:
-    """Tells nothing."""
+    """Reporter that prints nothing."""
 
     def stage(self, label: str) -> Advance:
-        """Nothing is told."""
+        """Return a callback that does nothing."""
         return lambda done, total: None
 
     def say(self, text: str) -> None:
-        """Nothing is told."""
+        """Do nothing."""
 
 
 class PlainLines:
-    """A line on stderr for each quarter of a piece of work."""
+    """Reporter that prints a line on stderr for each quarter of a stage."""
 
     def stage(self, label: str) -> Advance:
-        """Tells of 0, 25, 50, 75 and 100 %."""
+        """Return a callback that reports 0, 25, 50, 75 and 100 %."""
         told = -1
 
         def advance(done: int, total: int) -> None:
@@ -49,13 +49,13 @@ class PlainLines:
         return advance
 
     def say(self, text: str) -> None:
-        """A line on stderr."""
+        """Print one line on stderr."""
         print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager
 def reporter(*, quiet: bool) -> Iterator[Reporter]:
-    """The reporter that fits where stderr goes."""
+    """Yield the reporter that suits stderr: bars on a terminal, else plain lines."""
     if quiet:
         yield Silent()
     elif sys.stderr.isatty():
@@ -74,7 +74,7 @@ def _bars() -> Iterator[Reporter]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
 
         class Bars:
-            """One bar per piece of work; a finished one goes away."""
+            """Reporter with one bar per stage; finished bars are removed."""
 
             def stage(self, label: str) -> Advance:
                 task = progress.add_task(label, total=None)

@@ -1,4 +1,4 @@
-"""Whether values are of the kinds that a dataclass says: what comes from a file may be anything."""
+"""Run-time checks of values against the annotations of a dataclass, since values from a file may have any type."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or
 
 
 def check_kinds(kind: type, values: Mapping[str, Any]) -> None:
-    """Refuse values, by the names of a dataclass's fields, that its annotations do not allow."""
+    """Raise if a value, by field name of the dataclass ``kind``, does not match the field's annotation."""
     hints = get_type_hints(kind, include_extras=True)
     for name, value in values.items():
         if not fits(value, hints[name]):
@@ -20,9 +20,9 @@ def check_kinds(kind: type, values: Mapping[str, Any]) -> None:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of the kind that an annotation says; which of several texts it is, others check.
+    """Whether a value matches an annotation. The values of a ``Literal`` are not checked here.
 
-    A whole number is a number, and a list will do for a tuple.
+    An ``int`` passes for a ``float``, and a list for a tuple.
     """
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
@@ -41,7 +41,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def describe(hint: Any) -> str:
-    """What may be given, in words."""
+    """Describe the allowed values in words."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return describe(parts[0])

@@ -7,7 +7,7 @@ import torch
 
 from adapter.cases import MODELS, adapted, generator, logits, tokens
 from bayeslora import find_holder
-from bayeslora.adapter.draw_expansion import Fan, Stack
+from bayeslora.adapter.draw_expansion import DrawExpansion, Stack
 from bayeslora.errors import InputError
 
 ALL = pytest.mark.parametrize("architecture", MODELS)
@@ -162,6 +162,6 @@ def test_only_what_has_rows_of_the_batch_is_repeated():
     """Positions are a vector, of as many entries as there are rows by chance."""
     block = torch.nn.Identity()
     batch, positions = torch.randn(3, 5), torch.arange(3)
-    (given,), named = Fan((block,), 2).enter(block, (batch,), {"positions": positions, "mask": (batch, None)})
+    (given,), named = DrawExpansion((block,), 2).enter(block, (batch,), {"positions": positions, "mask": (batch, None)})
     assert torch.equal(given, torch.cat([batch, batch])) and named["positions"] is positions
     assert named["mask"][0] is given and named["mask"][1] is None

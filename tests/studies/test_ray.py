@@ -13,7 +13,7 @@ from bayeslora.runs.config import RunConfig, TrainingConfig
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.studies.plan import Job
 from bayeslora.studies.pool import Settings, Workers
-from bayeslora.train.run import Place, train
+from bayeslora.train.run import RunContext, train
 from train import tiny
 
 pytestmark = pytest.mark.system
@@ -63,7 +63,7 @@ def test_a_node_that_dies_costs_no_run(tmp_path, monkeypatch):
     assert ended == dict.fromkeys(map(str, range(4)))
     for made in jobs:
         found = RunDirectory(made.path).read_result()
-        want = train(made.config, tmp_path / f"local-{made.path.name}", Place(device="cpu"))
+        want = train(made.config, tmp_path / f"local-{made.path.name}", RunContext(device="cpu"))
         assert found["metrics"] == want["metrics"]
 
 

@@ -10,7 +10,7 @@ import torch
 from bayeslora.models import load_model
 from bayeslora.runs.config import AdapterConfig, ModelConfig, RunConfig, TrainingConfig, resolve
 from bayeslora.train.estimate import _idle_parameters, _kept, _largest_batch, _lean_attention, estimate, product_speed
-from bayeslora.train.run import adapt, open_work, train
+from bayeslora.train.run import adapt, open_task, train
 from tiers import some
 from train import tiny
 from train.tiny import bayeslora
@@ -49,7 +49,7 @@ def test_what_is_kept_is_what_a_real_step_keeps(checkpointing):
     config = resolve(run(adapter=AdapterConfig(targets=("q_proj", "up_proj"))))
     config = replace(config, training=replace(config.training, gradient_checkpointing=checkpointing))
     found = estimate(config, device="cpu")
-    work, loaded = open_work(config, None), load_model(config.model, device="cpu")
+    work, loaded = open_task(config, None), load_model(config.model, device="cpu")
     work.encode(loaded)
     model = adapt(loaded, config)
     if checkpointing:

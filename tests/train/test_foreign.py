@@ -24,7 +24,7 @@ from bayeslora.models import load_model
 from bayeslora.predict.predictions import read_predictions
 from bayeslora.predict.scorer import Scorer
 from bayeslora.runs.trained import load_run
-from bayeslora.train import AdapterConfig, Place, TrainingConfig, train
+from bayeslora.train import AdapterConfig, RunContext, TrainingConfig, train
 from bayeslora.train.checkpoint import TrainingState
 from bayeslora.train.fit import Fit
 from bayeslora.train.objective import QuestionObjective
@@ -108,7 +108,7 @@ def test_nothing_of_the_last_draw_is_saved(runs):
 
 @ALL
 def test_a_run_is_a_function_of_its_settings_and_gives_the_base_model_back(method, runs, tmp_path):
-    place = Place(loaded=load_model(model_directory()))
+    place = RunContext(loaded=load_model(model_directory()))
     names = [name for name, _ in place.loaded.model.named_modules()]
     with without_intervals():
         train(config(method), tmp_path / "same", place)
@@ -140,7 +140,7 @@ def test_an_interrupted_run_ends_as_if_undisturbed(method, at, runs, tmp_path, m
             self._save(state)
             raise KeyboardInterrupt
 
-    place = Place(checkpoint_seconds=0)
+    place = RunContext(checkpoint_seconds=0)
     with without_intervals(), monkeypatch.context() as disturbed:
         disturbed.setattr(Fit, "_step", interrupted)
         with pytest.raises(KeyboardInterrupt):

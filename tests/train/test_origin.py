@@ -36,7 +36,7 @@ from train.tiny import (
     write_task,
 )
 
-MADE = [name for name, method in METHODS.items() if method.make is not None and method.loras({})]
+MADE = [name for name, method in METHODS.items() if method.fit_post_hoc is not None and method.loras({})]
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from bayeslora.errors import InputError
 from bayeslora.progress import Silent
 from bayeslora.runs.config import RunConfig, TrainingConfig
 from bayeslora.train.processes import Processes
-from bayeslora.train.run import Place, train
+from bayeslora.train.run import RunContext, train
 from train import tiny
 from train.tiny import read_json
 from train.together import CASES, first_step
@@ -120,7 +120,7 @@ def test_runs_go_on_with_another_number_of_processes(tmp_path):
         task=str(tiny.task_directory()),
         training=TrainingConfig(epochs=2, batch_size=8, learning_rate=1e-4, patience=0),
     )
-    want = train(config, tmp_path / "whole", Place(device="cpu"))
+    want = train(config, tmp_path / "whole", RunContext(device="cpu"))
 
     def stop_after_one_epoch(done, total):
         if done > total // 2:
@@ -131,7 +131,7 @@ def test_runs_go_on_with_another_number_of_processes(tmp_path):
             return stop_after_one_epoch if label == "training" else super().stage(label)
 
     with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "run", Place(device="cpu", report=Report(), checkpoint_seconds=0.0))
+        train(config, tmp_path / "run", RunContext(device="cpu", report=Report(), checkpoint_seconds=0.0))
     assert (tmp_path / "run" / "checkpoint.safetensors").exists()
     arguments = ["--config", tmp_path / "run" / "config.json", "--device", "cpu", "--out", tmp_path / "run"]
     ended = launch(["bayeslora", "train", *arguments])

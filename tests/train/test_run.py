@@ -28,10 +28,10 @@ from bayeslora.models import load_model
 from bayeslora.predict.predictions import Predictions
 from bayeslora.runs import directory as directories
 from bayeslora.runs.config import to_dict
-from bayeslora.runs.judging import Judged
 from bayeslora.runs.predictors import load_base
+from bayeslora.runs.split_evaluation import EvaluatedSplit
 from bayeslora.tasks import TASKS, urns_task
-from bayeslora.train import AdapterConfig, Place, PredictionConfig, TrainingConfig, resolve, run, train
+from bayeslora.train import AdapterConfig, PredictionConfig, RunContext, TrainingConfig, resolve, run, train
 from bayeslora.train.run import adapt
 from bayeslora.train.trackers import tracking
 from tiers import some
@@ -153,7 +153,7 @@ def test_the_adapter_in_stock_peft_is_the_model_that_was_trained(
     trained = {}
     save = run._save_adapter
     monkeypatch.setattr(run, "_save_adapter", lambda model, path: (trained.update(logits(model)), save(model, path)))
-    monkeypatch.setattr(run.QuestionWork, "judge", lambda *args: Judged({}, {}, lambda directory: None))
+    monkeypatch.setattr(run.QuestionRunner, "evaluate", lambda *args: EvaluatedSplit({}, {}, lambda directory: None))
     train(run_config(method, training=replace(run_config().training, epochs=1)), tmp_path / "run")
     base = AutoModelForCausalLM.from_pretrained(tiny.model_directory(), dtype=torch.float32)
     with torch.no_grad():
@@ -300,7 +300,7 @@ def test_a_mistake_does_not_claim_the_directory(tmp_path: Path) -> None:
 def test_a_base_model_in_use_is_given_back_as_it_was(
     done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = Place(loaded=load_model(tiny.model_directory()))
+    place = RunContext(loaded=load_model(tiny.model_directory()))
     names = [name for name, _ in place.loaded.model.named_modules()]
 
     def fail(self: Predictions, path: Path) -> None:
@@ -317,7 +317,7 @@ def test_a_base_model_in_use_is_given_back_as_it_was(
 
 
 def test_a_base_model_in_use_checkpoints_no_longer_than_the_run(tmp_path: Path) -> None:
-    place, training = Place(loaded=load_model(tiny.model_directory())), replace(run_config().training, epochs=1)
+    place, training = RunContext(loaded=load_model(tiny.model_directory())), replace(run_config().training, epochs=1)
     train(run_config(training=replace(training, gradient_checkpointing=True)), tmp_path, place)
     assert not place.loaded.model.is_gradient_checkpointing
 
@@ -503,7 +503,7 @@ def test_parameters_that_are_not_finite_are_never_saved(
 @pytest.mark.parametrize("seconds", [-1.0, float("nan")])
 def test_impossible_checkpoint_times_are_refused(seconds: float) -> None:
     with pytest.raises(InputError, match="checkpoint_seconds"):
-        Place(checkpoint_seconds=seconds)
+        RunContext(checkpoint_seconds=seconds)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"seed": 0}'])

@@ -21,7 +21,7 @@ from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.evaluation import evaluate
 from bayeslora.tasks import find_task
 from bayeslora.tasks.problems import ask
-from bayeslora.train import DataConfig, Place, PredictionConfig, TrainingConfig, train
+from bayeslora.train import DataConfig, PredictionConfig, RunContext, TrainingConfig, train
 from tasks.cases import write_lines
 from tiers import some
 from train.tiny import bayeslora, contents, make_tokenizer, model_directory, read_json, run_config
@@ -203,7 +203,7 @@ def test_an_interrupted_run_on_text_goes_on_to_the_same_end(text: str, tmp_path:
             pass
 
     with pytest.raises(Stop):
-        train(config, tmp_path / "cut", Place(report=Interrupting(), checkpoint_seconds=0))
+        train(config, tmp_path / "cut", RunContext(report=Interrupting(), checkpoint_seconds=0))
     assert RunDirectory(tmp_path / "cut").checkpoint.exists()
     train(config, tmp_path / "cut")
     for name in ("adapter/adapter_model.safetensors", "tokens-test.safetensors", "tokens-validation.safetensors"):
@@ -274,7 +274,7 @@ def solved(monkeypatch: pytest.MonkeyPatch, data: Path) -> list[int]:
 
 @pytest.mark.parametrize("method", some(["zero-shot", "temperature", "bayesian-lora"], ["bayesian-lora"]))
 def test_a_run_on_problems_holds_what_it_promises(method: str, data: Path, tmp_path: Path) -> None:
-    result = train(math_config(method), tmp_path / "run", Place(data_dir=data))
+    result = train(math_config(method), tmp_path / "run", RunContext(data_dir=data))
     assert {"acc", "answered", "cot_nll", "cot_ece", "cot_brier"} <= result["metrics"].keys()
     assert result["counts"]["train"]["texts"] == 12 and result["counts"]["test"]["texts"] == result["solutions"] == 5
     kept = read_token_predictions(tmp_path / "run" / "tokens-test.safetensors")
@@ -293,7 +293,7 @@ def test_a_run_on_problems_holds_what_it_promises(method: str, data: Path, tmp_p
 
 
 def test_answers_are_taken_from_boxes_and_checked(data: Path, tmp_path: Path, solved: list[int]) -> None:
-    result = train(math_config(), tmp_path / "run", Place(data_dir=data))
+    result = train(math_config(), tmp_path / "run", RunContext(data_dir=data))
     assert result["metrics"]["acc"] == result["metrics"]["answered"] == 2 / 5  # of 0 to 4, the odd ones
     assert sum(solved) == 5 and len(solved) > 1
 
@@ -302,7 +302,7 @@ def test_problems_that_are_too_long_are_not_learnt_but_counted(data: Path, tmp_p
     lessons = find_task("math", data).encode_lessons("train", make_tokenizer(), 10**6)
     limit = min(map(len, lessons))
     config = math_config(data=DataConfig(max_tokens=limit), prediction=PredictionConfig(samples=2, solutions=0))
-    result = train(config, tmp_path / "run", Place(data_dir=data))
+    result = train(config, tmp_path / "run", RunContext(data_dir=data))
     counts = result["counts"]["train"]
     assert counts["texts"] + counts["left_out"][f"longer than {limit} tokens"] == 12 and counts["texts"] > 0
     assert result["counts"]["test"]["texts"] == 5 and "acc" not in result["metrics"] and result["solutions"] == 0
@@ -314,14 +314,14 @@ def test_solutions_to_some_problems_are_the_same_ones_for_every_run(data: Path, 
     ids = []
     for seed in (0, 1):
         out = tmp_path / str(seed)
-        train(math_config("zero-shot", prediction=prediction, seed=seed), out, Place(data_dir=data))
+        train(math_config("zero-shot", prediction=prediction, seed=seed), out, RunContext(data_dir=data))
         ids.append([json.loads(line)["id"] for line in (out / "solutions.jsonl").read_text().splitlines()])
     assert ids[0] == ids[1] and len(ids[0]) == 2
 
 
 def test_interrupted_solving_goes_on_where_it_was(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prediction = PredictionConfig(samples=0, max_new_tokens=4, batch_tokens=1)
-    config, place = math_config("zero-shot", prediction=prediction), Place(data_dir=data)
+    config, place = math_config("zero-shot", prediction=prediction), RunContext(data_dir=data)
     train(config, tmp_path / "whole", place)
     real, calls = solving.generate, 0
 
@@ -373,4 +373,4 @@ def test_what_solving_needs_is_asked_for_before_training(
     assert bayeslora(*words) == 2
     assert "checking answers needs math-verify; run: pip install math-verify" in refusal(capsys)
     with pytest.raises(InputError, match="needs math-verify"):
-        train(math_config(), tmp_path / "run", Place(data_dir=data))
+        train(math_config(), tmp_path / "run", RunContext(data_dir=data))

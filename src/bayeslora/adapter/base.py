@@ -106,7 +106,7 @@ class Holder(nn.Module, ABC):
         """
 
     def after_step(self, step: int, steps: int) -> None:
-        """Told after each of ``steps`` optimiser steps, counted from 1, while the gradients are still there."""
+        """Called after each of ``steps`` optimiser steps, counted from 1, while the gradients are still there."""
 
     def split_kinds(self) -> Mapping[str, Literal["kl", "both"]]:
         """Kinds of parameters that plain SGD moves where training is split (see :class:`bayeslora.posterior.Posterior`)."""

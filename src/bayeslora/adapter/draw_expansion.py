@@ -42,7 +42,7 @@ class Stack:
 
 
 @dataclass
-class Fan:
+class DrawExpansion:
     """Makes a batch one block for each of ``n`` draws where it enters the first of some modules.
 
     Whatever else modules are given row by row (masks, rotations of positions) is repeated as well. A key-value cache needs

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from bayeslora.adapter.draw_expansion import Fan
+from bayeslora.adapter.draw_expansion import DrawExpansion
 from bayeslora.posterior import Factors, LayerFactors, Posterior
 from bayeslora.posterior.inner import Inner
 
@@ -62,7 +62,7 @@ class Mode:
     held: dict[str, Draws] = field(default_factory=dict)
     layers: str = "all"
     fan_out: bool = False
-    fan: Fan | None = None
+    expansion: DrawExpansion | None = None
     settled: bool = False
 
 

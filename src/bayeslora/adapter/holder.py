@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from bayeslora.adapter.base import Holder, find_any_holder
 from bayeslora.adapter.checkpoint_bridge import Bridge, uses_reentrant_checkpointing
-from bayeslora.adapter.draw_expansion import Fan, Stack
+from bayeslora.adapter.draw_expansion import DrawExpansion, Stack
 from bayeslora.adapter.draws import Draws, Mode, fingerprint
 from bayeslora.adapter.sound import require_floats
 from bayeslora.adapter.tuner_module import TunerModule
@@ -307,9 +307,9 @@ class PosteriorHolder(TunerModule, Holder):
             return None
         self.settle(root)
         self._prepare()
-        fan = self._mode.fan
-        if fan is not None and fan.modules[0] is root:
-            return fan.enter(root, args, kwargs)
+        expansion = self._mode.expansion
+        if expansion is not None and expansion.modules[0] is root:
+            return expansion.enter(root, args, kwargs)
         if torch.is_grad_enabled() and self._needs_bridge(root):
             return self._build_bridge(root, args, kwargs)
         return None
@@ -336,7 +336,7 @@ class PosteriorHolder(TunerModule, Holder):
         if mode.layers != "all":
             mode.held = {name: self._only_above(root, name, drawn, mode.layers) for name, drawn in mode.held.items()}
         if mode.fan_out:
-            mode.fan = self._make_fan(root, list(mode.held.values()))
+            mode.expansion = self._make_expansion(root, list(mode.held.values()))
         mode.settled = True
 
     def _only_above(self, root: nn.Module, name: str, drawn: Draws, layers: str) -> Draws:
@@ -360,7 +360,7 @@ class PosteriorHolder(TunerModule, Holder):
             inners={layer: inner for layer, inner in drawn.inners.items() if layer not in below},
         )
 
-    def _make_fan(self, root: nn.Module, held: list[Draws]) -> Fan | None:
+    def _make_expansion(self, root: nn.Module, held: list[Draws]) -> DrawExpansion | None:
         """Where draws begin to differ: a layer, the output head, or the model itself if it cannot be told."""
         n = max((drawn.n for drawn in held), default=1)
         differing = [layer for drawn in held for layer in drawn.differing]
@@ -374,12 +374,12 @@ class PosteriorHolder(TunerModule, Holder):
         for module in modules:
             if module is not root and not any(is_hook_of(self, hook) for hook in module._forward_pre_hooks.values()):
                 module.register_forward_pre_hook(self._enter, with_kwargs=True)
-        return Fan(modules, n)
+        return DrawExpansion(modules, n)
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A hook on every module that a batch may have to be repeated for."""
-        fan = self._mode.fan
-        return None if fan is None or self.disable_adapters else fan.enter(module, args, kwargs)
+        expansion = self._mode.expansion
+        return None if expansion is None or self.disable_adapters else expansion.enter(module, args, kwargs)
 
     def _factors_for(self, name: str) -> Draws:
         if self._mixed is not None:

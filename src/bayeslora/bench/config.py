@@ -1,4 +1,4 @@
-"""What is measured."""
+"""Settings of a benchmark."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from bayeslora.errors import InputError, did_you_mean
 from bayeslora.layer_ranges import check_depth
 
 LORA = "peft lora"
-"""What everything is held against: LoRA as PEFT has it, with the same rank, targets, tokens and precision."""
+"""Baseline of every comparison: PEFT's LoRA with the same rank, targets, tokens and precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchConfig:
-    """What is measured, on which shapes."""
+    """What to measure, and on which model shapes."""
 
     model: str = "tiny"
     """Shape with random weights: tiny, smollm2, llama2-7b, qwen2.5-14b or qwen3-30b-a3b."""
     depth: int | None = None
-    """Number of layers, if not the shape's own."""
+    """Number of layers; the shape's own by default."""
     batches: tuple[str, ...] = ("8x128",)
     """Rows times tokens, such as 16x256 8x128."""
     methods: tuple[str, ...] = ("bayesian-lora",)
-    """Methods to hold against PEFT's LoRA; those that are trained."""
+    """Methods to compare with PEFT's LoRA; only trained methods."""
     rank: int = 8
     """Rank of the update."""
     targets: tuple[str, ...] = ("q_proj", "k_proj", "lm_head")
@@ -36,19 +36,19 @@ class BenchConfig:
     draw_layers: tuple[str, ...] = ("all",)
     """Layers in which draws differ, for prediction: all, last:K or fractions."""
     questions: int = 256
-    """Questions with four options each, where those are timed."""
+    """Number of questions with four options each, for timing questions."""
     new_tokens: int = 32
-    """Tokens to write, where decoding is timed."""
+    """Tokens to generate, for timing decoding."""
     gradient_checkpointing: bool = False
-    """Compute activations twice in training, for both."""
+    """Recompute activations in the backward pass, for the method and for LoRA."""
     bits: Literal[4] | None = None
-    """Hold the linear layers of the frozen model, the head aside, in 4 bits (NF4), as QLoRA does; needs bitsandbytes."""
+    """Store the linear layers of the frozen model, except the head, in 4 bits (NF4), as QLoRA does; needs bitsandbytes."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the frozen model; auto is bfloat16 on CUDA and float32 elsewhere."""
     repeats: int = 20
-    """Rounds that count; everything is timed once in each."""
+    """Timed rounds; each action is timed once per round."""
     warmup: int = 3
-    """Rounds before them."""
+    """Untimed rounds before them."""
 
     def __post_init__(self) -> None:
         if self.model not in SHAPES:
@@ -69,7 +69,7 @@ class BenchConfig:
 
 
 def parse_batch(text: str) -> tuple[int, int]:
-    """Rows and tokens of ``16x256``."""
+    """Parse rows and tokens, such as ``16x256``."""
     rows, _, tokens = text.partition("x")
     if not (rows.isdecimal() and tokens.isdecimal() and int(rows) > 0 and int(tokens) > 1):
         raise InputError(f"batches has {text!r}; give rows times tokens, such as 16x256")

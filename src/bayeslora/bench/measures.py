@@ -27,7 +27,7 @@ Measure = Callable[[Subjects, Reporter], Iterator[Row]]
 
 
 def measure_train(subjects: Subjects, report: Reporter) -> Iterator[Row]:
-    """A training step: forward, backward, clipping, AdamW; with the KL where there is one."""
+    """Time a training step: forward, backward, clipping, AdamW; with the KL if the method has one."""
     for batch in subjects.config.batches:
         ids = subjects.tokens(*parse_batch(batch))
         models = {name: subjects.make(name).train() for name in (LORA, *subjects.config.methods)}
@@ -39,7 +39,7 @@ def measure_train(subjects: Subjects, report: Reporter) -> Iterator[Row]:
 
 @dataclass
 class TrainStep:
-    """A step of training, ready to be repeated."""
+    """A repeatable training step."""
 
     model: Any
     ids: Tensor
@@ -51,7 +51,7 @@ class TrainStep:
         self.optimiser = torch.optim.AdamW(self.parameters, lr=1e-5, weight_decay=0.0, fused=self.ids.is_cuda)
 
     def __call__(self) -> None:
-        """Take it."""
+        """Take the step."""
         loss = self.model(input_ids=self.ids, labels=self.ids, use_cache=False).loss
         if self.with_kl:
             loss = loss + KL_WEIGHT * self.model.kl().total
@@ -62,20 +62,20 @@ class TrainStep:
 
 
 def measure_predict(subjects: Subjects, report: Reporter) -> Iterator[Row]:
-    """The next token's distribution: one pass of PEFT's LoRA, and of ours averaged over draws, which are kept between
-    predictions as everywhere."""
+    """Time next-token prediction: one pass of PEFT's LoRA, and ours averaged over draws, which are cached between
+    predictions."""
     yield from _by_draws(subjects, report, "predict", Predict)
 
 
 def measure_decode(subjects: Subjects, report: Reporter) -> Iterator[Row]:
-    """Writing, greedy, with key-value caches."""
+    """Time greedy decoding with key-value caches."""
     yield from _by_draws(subjects, report, "decode", partial(Decode, new_tokens=subjects.config.new_tokens))
 
 
 def _by_draws(
     subjects: Subjects, report: Reporter, what: str, action: Callable[[Any, Tensor, int, str], Callable[[], object]]
 ) -> Iterator[Row]:
-    """PEFT's LoRA beside the bare model and every method: merged, and with every number of draws and every cut."""
+    """Time PEFT's LoRA, the base model, and every method: merged, and for each number of draws and of draw layers."""
     config = subjects.config
     stock = subjects.make(LORA).eval()
     ours = {name: subjects.make(name).eval() for name in config.methods}
@@ -113,7 +113,7 @@ class Predict:
 
 @dataclass(frozen=True)
 class Decode:
-    """Greedy writing."""
+    """Greedy decoding."""
 
     model: Any
     ids: Tensor
@@ -123,7 +123,7 @@ class Decode:
 
     @torch.no_grad()
     def __call__(self) -> Any:
-        """Write."""
+        """Decode."""
         given = {"input_ids": self.ids, "attention_mask": torch.ones_like(self.ids), "do_sample": False}
         given |= {"max_new_tokens": self.new_tokens, "min_new_tokens": self.new_tokens, "pad_token_id": 0}
         with averaged(self.model, self.samples, self.layers):
@@ -131,12 +131,12 @@ class Decode:
 
 
 def averaged(model: Any, samples: int, layers: str) -> AbstractContextManager[object]:
-    """Inside the block a model averages so many draws; one without any, for which they are 0, is as it is."""
+    """Context in which a model averages ``samples`` draws; with 0 draws the model is unchanged."""
     return posterior_predictive(model, samples, layers=layers) if samples else nullcontext()
 
 
 def measure_draw(subjects: Subjects, report: Reporter) -> Iterator[Row]:
-    """A draw of all weights with its KL, alone, and its backward pass; how many operators they are."""
+    """Time a draw of all weights with its KL, without and with its backward pass, and count their operators."""
     report.say("draw")
     for name in subjects.config.methods:
         posterior = find_holder(subjects.make(name)).posterior("default")
@@ -158,7 +158,7 @@ def measure_draw(subjects: Subjects, report: Reporter) -> Iterator[Row]:
 
 
 def count_operators(action: Callable[[], object]) -> int:
-    """Operators that compute something, views not counted: about what is launched on a GPU."""
+    """Count operators except views: roughly the number of GPU kernel launches."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Count(TorchDispatchMode):
@@ -174,7 +174,7 @@ def count_operators(action: Callable[[], object]) -> int:
 
 
 def measure_memory(subjects: Subjects, report: Reporter) -> Iterator[Row]:
-    """The most memory that training steps take: on CUDA all of it, elsewhere what is kept for the backward pass."""
+    """Measure peak memory of training steps: on CUDA all of it, elsewhere the tensors saved for the backward pass."""
     for batch in subjects.config.batches:
         report.say(f"memory {batch}")
         ids = subjects.tokens(*parse_batch(batch))
@@ -199,7 +199,7 @@ def _peak(step: TrainStep, device: torch.device) -> int:
 
 
 def saved_bytes(step: TrainStep) -> int:
-    """Bytes that autograd keeps for the backward pass, each storage once; the weights themselves do not count."""
+    """Bytes that autograd saves for the backward pass, each storage counted once and weights not at all."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in step.model.parameters()}
     kept: dict[int, int] = {}
 

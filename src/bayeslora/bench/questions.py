@@ -1,4 +1,4 @@
-"""Questions with options: how many in a second, beside the usual harness on PEFT's LoRA."""
+"""Throughput on multiple-choice questions, compared with lm-evaluation-harness on PEFT's LoRA."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from bayeslora.progress import Reporter
 HARNESS = f"lm-eval, {LORA}"
 OPTIONS = 4
 BATCH_TOKENS = 16384
-"""Computed at once, by the harness as well."""
+"""Tokens per batch, for the harness as well."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """Random tokens in the place of a question and its options."""
+    """A question and its options, as random tokens."""
 
     prompt_ids: list[int]
     option_ids: list[list[int]]
 
 
 def random_questions(count: int, vocabulary: int) -> list[Question]:
-    """As long as those of ARC-Easy: prompts of about 30 tokens, some of them much longer, and options of about 5."""
+    """Draw questions as long as those of ARC-Easy: prompts of about 30 tokens, some much longer, options of about 5."""
     rng = random.Random(0)
 
     def tokens(typical: float, spread: float) -> list[int]:
@@ -44,7 +44,7 @@ def random_questions(count: int, vocabulary: int) -> list[Question]:
 
 
 def measure_questions(subjects: Subjects, report: Reporter) -> Iterator[Row]:
-    """Questions answered in a second: the harness on PEFT's LoRA, and ours with one pass and with draws, drawing included."""
+    """Questions per second: the harness on PEFT's LoRA, and ours with one pass and with draws, drawing included."""
     config = subjects.config
     questions = random_questions(config.questions, subjects.vocabulary)
     stock = subjects.make(LORA).eval()
@@ -64,13 +64,13 @@ def measure_questions(subjects: Subjects, report: Reporter) -> Iterator[Row]:
 
 
 def ours(model: Any, questions: Sequence[Question], samples: int) -> Callable[[], object]:
-    """Scoring as every run does it."""
+    """Score questions as runs do."""
     scorer = Scorer(model.eval())
     return lambda: score_questions(scorer, questions, Sampling(samples), batch_tokens=BATCH_TOKENS)
 
 
 def harness(model: Any, subjects: Subjects, questions: Sequence[Question]) -> Callable[[], object]:
-    """Log-likelihoods of all options, one request each, in batches of as many tokens as ours."""
+    """Log-likelihoods of all options, one request each, with as many tokens per batch as ours."""
     try:
         from lm_eval.models.huggingface import HFLM
     except ImportError as error:
@@ -90,7 +90,7 @@ def harness(model: Any, subjects: Subjects, questions: Sequence[Question]) -> Ca
 
 
 def _tokenizer(vocabulary: int) -> Any:
-    """The harness wants one, though it is given tokens."""
+    """A dummy tokenizer: the harness requires one, although it receives tokens."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast

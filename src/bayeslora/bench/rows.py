@@ -1,4 +1,4 @@
-"""What a measurement comes to."""
+"""Results of a measurement."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: what was measured for whom, and how that compares with PEFT's LoRA.
+    """One row of the table: what was measured for which method, and its ratio to PEFT's LoRA.
 
     Attributes:
         what: ``train 8x128``, ``predict 8x128``, ...
         who: the method.
         figures: numbers by name; times in seconds, sizes in bytes.
-        ratio: to PEFT's LoRA in the same rounds, with quartiles, if it is a time.
+        ratio: time relative to PEFT's LoRA in the same rounds, with quartiles; only for times.
     """
 
     what: str

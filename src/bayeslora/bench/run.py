@@ -1,4 +1,4 @@
-"""One benchmark: measured, told as a table, and kept with device and versions."""
+"""Run one benchmark, format it as a table and save it with device and versions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What came out: as a record, and as tables in Markdown."""
+    """Results of a benchmark, as a record and as Markdown tables."""
 
     record: dict[str, Any]
     text: str
@@ -36,7 +36,7 @@ def bench(
     out: Path | None = None,
     report: Reporter | None = None,
 ) -> Benchmark:
-    """Measure; the record is written to ``out`` if given."""
+    """Run the measurements; writes the record to ``out`` if given."""
     if not what:
         raise InputError(f"there is nothing to measure; choose among {', '.join(MEASURES)}")
     for name in what:

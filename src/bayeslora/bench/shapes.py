@@ -95,7 +95,7 @@ SHAPES: dict[str, Callable[[], Any]] = {
 
 
 def build_model(name: str, device: torch.device, dtype: torch.dtype, layers: int | None = None) -> Any:
-    """A model of this shape on a device, frozen; with another number of layers if wanted."""
+    """Build a frozen model of this shape on a device; ``layers`` overrides its number of layers."""
     if name not in SHAPES:
         raise InputError(f"model is {name!r}; choose one of {', '.join(SHAPES)}{did_you_mean(name, SHAPES)}")
     import torch
@@ -111,7 +111,7 @@ def build_model(name: str, device: torch.device, dtype: torch.dtype, layers: int
 
 
 def quantise(model: Any) -> None:
-    """Put the linear layers of a model, the head aside, into NF4 with double quantisation. Fused experts stay as they are."""
+    """Quantise the linear layers of a model, except the head, to NF4 with double quantisation. Fused experts are unchanged."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise InputError("bits is 4, which needs bitsandbytes; run: pip install bitsandbytes")
     from bitsandbytes.nn import Linear4bit, Params4bit
@@ -127,10 +127,10 @@ def quantise(model: Any) -> None:
         new.bias = old.bias
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, new.to(old.weight.device))
-    model.is_loaded_in_4bit = True  # PEFT looks for it
+    model.is_loaded_in_4bit = True  # PEFT checks this flag
 
 
 def twin(model: Any) -> Any:
-    """Modules of their own around the very same weights, so that two adapters can stand side by side."""
+    """Copy the modules of a model but share its weights, so that two adapters can be used side by side."""
     tensors = [*model.parameters(), *model.buffers()]
     return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})

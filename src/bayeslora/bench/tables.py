@@ -1,4 +1,4 @@
-"""What was measured, in Markdown: line by line, and with methods as rows."""
+"""Benchmark results as Markdown tables: one row per measurement, or one per method."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PARAMETERS = "parameters"
 
 
 def line_by_line(rows: Sequence[Row]) -> str:
-    """Every row with all its figures, ratios with their quartiles."""
+    """One row per measurement with all its figures, and ratios with quartiles."""
     lines = ["| what | method | measured | ratio to PEFT LoRA |", "|---|---|---|---|"]
     for row in rows:
         shown = ", ".join(_figure(name, value) for name, value in row.figures.items())
@@ -20,7 +20,7 @@ def line_by_line(rows: Sequence[Row]) -> str:
 
 
 def by_method(rows: Sequence[Row]) -> str:
-    """One line per method: what it trains, and times and sizes with their ratios to PEFT's LoRA."""
+    """One row per method: trainable parameters, and times and sizes with their ratios to PEFT's LoRA."""
     cells: dict[str, dict[str, str]] = {}
     for row in rows:
         method, _, how = row.who.partition(", ")

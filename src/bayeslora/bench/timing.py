@@ -1,4 +1,4 @@
-"""Several actions timed in turns: whatever else the machine does falls on all of them alike."""
+"""Time several actions in turns, so that other load on the machine affects all of them alike."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ Action = Callable[[], object]
 
 @dataclass(frozen=True)
 class Timing:
-    """How long an action took, in seconds, over many rounds.
+    """Times of an action over many rounds, in seconds.
 
     Attributes:
-        rounds: one measurement for each.
+        rounds: one time per round.
     """
 
     rounds: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """The middle one."""
+        """Median time."""
         return statistics.median(self.rounds)
 
     def ratio_to(self, other: Timing) -> tuple[float, float, float]:
-        """Median over the rounds of this one's time relative to the other's, and the quartiles."""
+        """Median over the rounds of the time relative to ``other``'s, and its quartiles."""
         ratios = sorted(mine / theirs for mine, theirs in zip(self.rounds, other.rounds, strict=True))
         if len(ratios) < 2:
             return ratios[0], ratios[0], ratios[0]
@@ -39,7 +39,7 @@ class Timing:
 def time_in_turns(
     actions: Mapping[str, Action], device: torch.device, *, repeats: int, warmup: int
 ) -> dict[str, Timing]:
-    """Time each action once in every round, after some rounds that do not count."""
+    """Time each action once in every round, after untimed warm-up rounds."""
     rounds: dict[str, list[float]] = {name: [] for name in actions}
     for number in range(warmup + repeats):
         for name, action in actions.items():

@@ -1,4 +1,4 @@
-"""The command line: verbs only, the work is done by the packages they name.
+"""The command line: only the verbs; other packages do the work.
 
 A verb is a dataclass: its fields are the options (tyro reads them) and ``run`` does the job. Exit codes: 0 done, 2 bad
 input with one line on stderr, 1 a real failure. Nothing heavy is imported before a verb runs.
@@ -91,7 +91,7 @@ for _name, _verb in VERBS.items():
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a path may not fit the terminal's encoding, nor tyro's bullets
+        sys.stdout.reconfigure(errors="replace")  # paths or tyro's bullets may not fit the terminal's encoding
     sys.exit(_run(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -120,7 +120,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _require_text(arguments: Sequence[str]) -> None:
-    """Refuse names of files that are no text: safetensors and JSON cannot hold them, and would say so late."""
+    """Refuse file names that are not valid text: safetensors and JSON cannot store them, and would only fail later."""
     for name in (str(Path.cwd()), *arguments):
         try:
             name.encode()
@@ -130,14 +130,14 @@ def _require_text(arguments: Sequence[str]) -> None:
 
 
 def _settings() -> list[str]:
-    """Names that a file of settings may hold: everything ``train`` can be told but the file itself."""
+    """Names that a settings file may contain: all options of ``train`` except the file itself."""
     own = [field.name for field in fields(Train) if field.name not in ("config", "experiment")]
     return [*flatten(to_dict(RunConfig(model="", task=""))), *own]
 
 
 @contextlib.contextmanager
 def _hushed() -> Iterator[None]:
-    """Inside the block libraries print no warnings."""
+    """Suppress warnings of libraries inside the block."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
@@ -153,7 +153,7 @@ def _complain(error: object, code: int) -> int:
 
 
 def parse(arguments: Sequence[str]) -> Verb:
-    """The verb with its options. tyro explains a mistake in a box, which is made one line here."""
+    """Parse a verb with its options. tyro reports mistakes in a box, which is reduced to one line here."""
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):

@@ -1,4 +1,4 @@
-"""The verb that takes Bayesian-LoRA apart."""
+"""The verb that runs ablations of Bayesian-LoRA."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
-from bayeslora.cli.common import OfManyRuns
+from bayeslora.cli.common import StudyOptions
 from bayeslora.progress import reporter
 from bayeslora.studies.ablation import AblationStudy
 from bayeslora.studies.ablations import ABLATIONS
@@ -25,14 +25,14 @@ _NAMES = "\n".join(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ablate(OfManyRuns):
-    """What one setting of Bayesian-LoRA does: runs, table and figure. The same command makes only what is missing."""
+class Ablate(StudyOptions):
+    """Vary one setting of Bayesian-LoRA: runs, table and figure. The same command resumes and runs only what is missing."""
 
     names: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="NAME", help=_NAMES)]
     study: OmitArgPrefixes[AblationStudy]
     out: Path
-    """Directory for the runs, the table (Markdown, LaTeX, JSON) and the figure. Give all ablations the same one: they share
-    the runs that they have in common."""
+    """Directory for the runs, the table (Markdown, LaTeX, JSON) and the figure. Use the same one for all ablations:
+    they share common runs."""
 
     def run(self) -> None:
         """Run what is missing, with the table on stdout."""

@@ -1,4 +1,4 @@
-"""Verbs that ask a trained model."""
+"""Verbs that query a trained model."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class Predict(OfDraws):
     choice: UseAppendAction[tuple[str, ...]] = ()
     """A choice; give the option once for each."""
     passage: str = ""
-    """A text that the question is about."""
+    """Passage that the question refers to."""
     bare: bool = False
-    """Ask the question as it stands, without the words around it that benchmarks have: for runs trained so, as on urns."""
+    """Use the question as it is, without the prompt template of benchmarks: for runs trained that way, such as on urns."""
     input: Path | None = None
     """A file of JSON lines with questions and choices, of any length; answers are JSON lines in the same order."""
     output: Path | None = None
-    """File for the answers to --input. If interrupted, the same command goes on; without it they are printed."""
+    """File for the answers to --input. If interrupted, the same command resumes. Without it answers are printed."""
     level: float = 0.9
-    """How often the right choice is to be in the prediction set, once the run is calibrated."""
+    """Coverage of the prediction set: how often it contains the right choice; needs a calibrated run."""
     raw: bool = False
-    """Leave out what calibrate found."""
+    """Ignore the calibration of the run."""
     force: bool = False
-    """Replace an output that is there."""
+    """Replace an existing output."""
 
     def run(self) -> None:
         """Answer one question in words, or a file of them in JSON lines."""
@@ -114,32 +114,32 @@ class Predict(OfDraws):
 
 
 def _state_of(path: Path) -> list[int]:
-    """What changes with a file's content."""
+    """Fingerprint of a file that changes with its content."""
     found = path.stat()
     return [found.st_size, found.st_mtime_ns]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generate(OfDraws):
-    """Continue a text with words from the average of the draws, and say how sure the model is of them."""
+    """Continue a text with tokens from the average over draws, and report how sure the model is of them."""
 
     prompt: str
     """The text to continue, or with --chat what the user says."""
     chat: bool = False
     """Put the prompt into the model's chat template."""
     max_new_tokens: int = 128
-    """After which it ends at the latest."""
+    """Maximum number of tokens to generate."""
     temperature: float = 0.0
-    """0 takes the most probable token each time; more draws one."""
+    """Sampling temperature; 0 takes the most probable token each time."""
     top_p: float = 1.0
-    """Draw among the most probable tokens that have this share of the probability."""
+    """Sample from the most probable tokens that together have this probability (nucleus sampling)."""
     stop: UseAppendAction[tuple[str, ...]] = ()
-    """A text that ends it; give the option once for each."""
+    """A text that ends generation; give the option once for each."""
     seed: int = 0
     """Seed of the weights and of the tokens."""
 
     def run(self) -> None:
-        """Write, with the text on stdout."""
+        """Generate, with the text on stdout."""
         from bayeslora.predict.generate import Writing
 
         writing = Writing(
@@ -165,7 +165,7 @@ class Generate(OfDraws):
 
 
 def _print_answers(answers: Iterator[dict[str, Any]]) -> tuple[int, int]:
-    """Print them; how many there were, and how many of them failed."""
+    """Print answers; returns how many there were, and how many of them failed."""
     done = failed = 0
     for answer in answers:
         done += 1

@@ -1,4 +1,4 @@
-"""What verbs have in common: where they find things, and how they tell what they did."""
+"""Options shared by verbs, and helpers that print results."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 class Verb(Protocol):
-    """What the command line runs."""
+    """A command of the command line."""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """How a verb tells what it did."""
+class OutputOptions:
+    """Output options of a verb."""
 
     quiet: bool = False
     """Print results and errors only."""
@@ -37,36 +37,36 @@ class Told:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnDevice(Told):
-    """Where a verb computes."""
+class DeviceOptions(OutputOptions):
+    """Device options of a verb."""
 
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     trust_remote_code: bool = False
-    """Run code that the base model's repository brings along. It is asked for on every command and never saved."""
+    """Run code from the base model's repository. It must be given on every command and is never saved."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed(OnDevice):
-    """Where a verb finds things."""
+class DataOptions(DeviceOptions):
+    """Data options of a verb."""
 
     data_dir: Path | None = None
     """Local copies of the benchmarks; without it they are read from the hub."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfManyRuns(Placed):
-    """How verbs that make many runs make them."""
+class StudyOptions(DataOptions):
+    """Options of verbs that train many runs."""
 
     workers: int = 1
-    """Runs side by side, each in a process of its own. With 0, compare and ablate make none, and show what is done."""
+    """Number of runs in parallel, each in its own process. With 0, compare and ablate start none and show the finished ones."""
     executor: Literal["local", "ray"] = "local"
-    """Where the runs are made: on this machine, or on the Ray cluster at RAY_ADDRESS, all of whose nodes see this directory."""
+    """Where runs execute: on this machine, or on the Ray cluster at RAY_ADDRESS, whose nodes must share this directory."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfRun(OnDevice):
-    """What verbs on a trained run have in common."""
+class OfRun(DeviceOptions):
+    """Options of verbs that use a trained run."""
 
     directory: Annotated[Positional[Path], tyro.conf.arg(metavar="DIR")]
     """Directory of the run."""
@@ -74,7 +74,7 @@ class OfRun(OnDevice):
 
 @dataclass(frozen=True, kw_only=True)
 class OfDraws(OfRun):
-    """What those have in common that predict."""
+    """Options of verbs that predict."""
 
     samples: int | None = None
     """Weight draws whose probabilities are averaged; the run's own number by default, 0 for the posterior mean."""
@@ -83,7 +83,7 @@ class OfDraws(OfRun):
 
     @contextlib.contextmanager
     def loaded(self, *, raw: bool) -> Iterator[TrainedModel]:
-        """The run with its model, and progress on stderr."""
+        """Load the run with its model, with progress on stderr."""
         from bayeslora.runs.trained import load_run
 
         if self.samples is not None:
@@ -101,7 +101,7 @@ class OfDraws(OfRun):
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], line: str, *, as_json: bool) -> None:
-    """One line for each, its name padded to the width of the longest."""
+    """Print one line per row, with names padded to the longest."""
     if as_json:
         print(json.dumps(rows))
         return
@@ -111,7 +111,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], line: str, *, as_json: bool) -
 
 
 def print_result(result: Mapping[str, Any]) -> None:
-    """One line for each metric, with its 95 % interval where there is one; calibrated beside that, if it was."""
+    """Print one line per metric with its 95 % interval if there is one, and the calibrated value if there is one."""
     shown = [result] if (after := result.get("calibrated")) is None else [result, after]
     if after is not None:
         print(f"{'':17}  {'as trained':{_WIDTH}}  calibrated")

@@ -1,4 +1,4 @@
-"""Verbs that carry adapters and models elsewhere."""
+"""Verbs that export adapters and models."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Export(OfDraws):
     out: Path
     """Directory for the adapters and manifest.json, which holds the command lines that serve them."""
     seed: int | None = None
-    """Seed of the draws; by default the run's own, whose draws are those of its predictions."""
+    """Seed of the draws; by default the run's own, which gives the draws of its predictions."""
     raw: bool = False
-    """Leave out what calibrate found."""
+    """Ignore the calibration of the run."""
 
     def run(self) -> None:
         """Export, with what to do next on stdout."""
@@ -49,13 +49,13 @@ class Export(OfDraws):
 
 @dataclass(frozen=True, kw_only=True)
 class Merge(OfRun):
-    """Write the base model with the posterior mean in its weights: an ordinary model that costs nothing extra."""
+    """Merge the posterior mean into the base model: an ordinary model without extra cost at inference."""
 
     out: Path
     """Directory for the model."""
 
     def run(self) -> None:
-        """Merge, with where it is on stdout."""
+        """Merge, with the path on stdout."""
         from bayeslora.export.adapters import merge_run
         from bayeslora.runs.trained import load_run
 

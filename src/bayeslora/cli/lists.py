@@ -1,4 +1,4 @@
-"""Verbs that list what there is."""
+"""Verbs that list tasks, methods and models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bayeslora.cli.common import print_rows
 
 @dataclass(frozen=True)
 class Tasks:
-    """List the tasks. Your own data are a task too: give the path of a file of JSON lines or of text instead of a name."""
+    """List the tasks. For your own data, give the path of a file of JSON lines or of text instead of a task's name."""
 
     json: bool = False
     """Print the list as JSON."""

@@ -11,12 +11,12 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from bayeslora.bench.config import BenchConfig
-from bayeslora.cli.common import Told
+from bayeslora.cli.common import OutputOptions
 from bayeslora.progress import reporter
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench(Told):
+class Bench(OutputOptions):
     """Time and memory, side by side with stock PEFT LoRA in one process, on shapes with random weights."""
 
     what: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="{train,predict,questions,decode,draw,memory}")]

@@ -1,4 +1,4 @@
-"""The words of a command line, before and after tyro reads them: settings from a file, and mistakes told in one line."""
+"""Pre- and post-processing of command lines around tyro: settings from a file, and errors in one line."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _TYRO_WORDS = {
     r"invalid literal for int\(\) with base 10: ('.*?')": r"\1 is not INT",
     r"could not convert string to float: ('.*?')": r"\1 is not FLOAT",
 }
-"""How tyro puts it, and how to say it without the names of its inner parts and of Python's."""
+"""Replacements for phrases in tyro's messages that name its internals or those of Python."""
 
 _OWN = ("method", "preset", "seed", "start_from", "report_split", "prediction")
-"""What a run does not take over from the LoRA it starts from."""
+"""Settings that a run does not inherit from the LoRA it starts from."""
 
 _PAIRED = ("--settings", "--rate-multipliers")
 """Options whose values are pairs of a name and a value."""
 
 _PEFT_NAMES = {"base_model_name_or_path": "model", "r": "rank", "lora_alpha": "alpha", "target_modules": "targets"}
-"""What PEFT's description of an adapter says, and our names of it."""
+"""Our names of the fields in PEFT's ``adapter_config.json``."""
 
 
 def with_config(arguments: Sequence[str], known: Sequence[str]) -> list[str]:
-    """``--config FILE`` of the verb ``train`` as the options that the file stands for, before those given as well.
+    """Expand ``--config FILE`` of the verb ``train`` into options, placed before those on the command line.
 
-    Without such a file ``--start-from LORA`` stands for what is known of that LoRA.
+    Without such a file, ``--start-from LORA`` expands into the settings of that LoRA.
 
-    ``known`` are the names that a file may hold.
+    ``known`` are the names that a file may contain.
     """
     words = list(arguments)
     if words[:1] != ["train"]:
@@ -52,7 +52,7 @@ def with_config(arguments: Sequence[str], known: Sequence[str]) -> list[str]:
 
 
 def _together(said: list[str], given: list[str]) -> list[str]:
-    """What a file says, then what is given as well. Pairs of one option are put together, or the given would hide all others."""
+    """Options from a file, then those given. Pairs of one option are merged, else the given ones would replace all others."""
     for option in _PAIRED:
         theirs, mine = _values_at(said, option), _values_at(given, option)
         if theirs and mine:
@@ -63,7 +63,7 @@ def _together(said: list[str], given: list[str]) -> list[str]:
 
 
 def _values_at(words: Sequence[str], option: str) -> slice | None:
-    """Where the values of an option are, if it is there."""
+    """Positions of the values of an option, or ``None`` if it is absent."""
     at = next((k for k, word in enumerate(words) if _name(word) == option), None)
     if at is None:
         return None
@@ -72,12 +72,12 @@ def _values_at(words: Sequence[str], option: str) -> slice | None:
 
 
 def _name(word: str) -> str:
-    """The name of an option, as we write it."""
+    """Normalised name of an option."""
     return word.split("=")[0].replace("_", "-")
 
 
 def _options_of_origin(words: Sequence[str], known: Sequence[str]) -> Iterable[str]:
-    """What the LoRA to start from says about model, data, shape and training, which the method made from it shares."""
+    """Options for model, data, shape and training taken from the LoRA to start from."""
     at = next((k for k, word in enumerate(words) if _name(word) == "--start-from"), None)
     if at is None or ("=" not in words[at] and at + 1 == len(words)):
         return ()
@@ -123,7 +123,7 @@ def _as_options(path: Path, values: Mapping[str, Any], known: Sequence[str]) -> 
 
 
 def one_line(box: str) -> str:
-    """The text of a box without its title. A rule across it, of dashes where stdout is not UTF-8, becomes a semicolon."""
+    """The text of a tyro box without its title. A horizontal rule, of dashes if stdout is not UTF-8, becomes a semicolon."""
     rows = [row.strip("│╭╮╰╯ ") for row in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
     text = " ".join(";" if set(row) <= set("─-") else row for row in rows[1:] if row)
     for pattern, plain in _TYRO_WORDS.items():

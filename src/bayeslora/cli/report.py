@@ -10,14 +10,14 @@ from typing import Annotated
 import tyro
 from tyro.conf import Positional
 
-from bayeslora.cli.common import Told
+from bayeslora.cli.common import OutputOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report(Told):
-    """One page of HTML on a run or a study, with its figures (PNG, SVG) and tables (LaTeX, Markdown) as files.
+class Report(OutputOptions):
+    """Write an HTML report on a run or a study, with its figures (PNG, SVG) and tables (LaTeX, Markdown) as files.
 
-    It is made from saved files alone: no model is loaded, and figures are held against the saved predictions.
+    It needs only saved files: no model is loaded, and metrics are checked against the saved predictions.
     """
 
     directory: Annotated[Positional[Path], tyro.conf.arg(metavar="DIR")]
@@ -26,7 +26,7 @@ class Report(Told):
     """Directory for the report, by default DIR/report. An earlier report there is replaced; other files are refused."""
 
     def run(self) -> None:
-        """Write it, with the page's path on stdout."""
+        """Write the report, with the page's path on stdout."""
         from bayeslora.report import make_report
 
         page = make_report(self.directory, self.out)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import OmitArgPrefixes
 
-from bayeslora.cli.common import OfDraws, OfManyRuns, Placed, Told, print_result
+from bayeslora.cli.common import DataOptions, OfDraws, OutputOptions, StudyOptions, print_result
 from bayeslora.errors import InputError
 from bayeslora.progress import reporter
 from bayeslora.runs.config import RunConfig
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(Placed):
-    """Train one method on one task and report it. The same command goes on with an interrupted run."""
+class Train(DataOptions):
+    """Train one method on one task and report it. The same command resumes an interrupted run."""
 
     experiment: OmitArgPrefixes[RunConfig]
     out: Path
-    """Directory of the run: settings, adapter, predictions, result. One that holds another run is refused."""
+    """Directory of the run: settings, adapter, predictions, result. A directory with another run is refused."""
     config: Path | None = None
-    """Settings from a JSON file, such as the config.json of another run; options given as well win."""
+    """Settings from a JSON file, such as the config.json of another run; options on the command line take precedence."""
     report_to: tuple[str, ...] = ()
-    """Trackers to tell every step: tensorboard, wandb, mlflow, ..."""
+    """Experiment trackers to log every step to: tensorboard, wandb, mlflow, ..."""
     checkpoint_seconds: float = 60.0
-    """The most work that is lost if the run is killed."""
+    """Time between checkpoints: at most this much work is lost if the run is killed."""
     force: bool = False
     """Replace another run in the directory."""
     dry_run: bool = False
-    """Only tell what the run will take on one device: parameters, memory, steps and time. No weight is loaded."""
+    """Only estimate the cost of the run on one device: parameters, memory, steps and time. No weights are loaded."""
     tflops: float | None = None
-    """Speed that --dry-run reckons with, in TFLOP/s that training really reaches; by default what this machine's matrix products
-    suggest. For a run on another machine give its own: about 300 on one H100 in bfloat16."""
+    """Speed that --dry-run assumes, in TFLOP/s that training actually reaches; by default estimated from matrix products on
+    this machine. For a run on another machine give its own: about 300 on one H100 in bfloat16."""
 
     def run(self) -> None:
         """Train, with progress on stderr and the metrics on stdout."""
@@ -47,10 +47,10 @@ class Train(Placed):
             self._estimate()
             return
         from bayeslora.train.processes import Processes
-        from bayeslora.train.run import Place, train
+        from bayeslora.train.run import RunContext, train
 
         with reporter(quiet=self.quiet) as report:
-            place = Place(
+            place = RunContext(
                 data_dir=self.data_dir,
                 device=self.device,
                 report_to=self.report_to,
@@ -75,22 +75,22 @@ class Train(Placed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(OfDraws, Placed):
-    """Metrics of a trained run on any task, the one it was trained on or another."""
+class Evaluate(OfDraws, DataOptions):
+    """Evaluate a trained run on the task it was trained on or on another."""
 
     task: str | None = None
     """A task, or the path of your own questions with answers or of plain text; by default the run's own task."""
     split: Literal["train", "validation", "test"] = "test"
     """Part of the task."""
     raw: bool = False
-    """Only figures of the run as it was trained."""
+    """Only report metrics without calibration."""
     reference: Path | None = None
     """For running text: directory of a LoRA's run (or of its evaluation) on the same task and split. The 5 % of tokens with the
-    highest entropy there are reported apart. A LoRA is its own reference."""
+    highest entropy there are reported separately. A LoRA is its own reference."""
     out: Path | None = None
     """Directory to write result.json and the predictions into; nothing is written without it."""
     force: bool = False
-    """Replace an evaluation that is there."""
+    """Replace an existing evaluation."""
 
     def run(self) -> None:
         """Evaluate, with the metrics on stdout."""
@@ -107,24 +107,24 @@ class Evaluate(OfDraws, Placed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calibrate(OfDraws, Placed):
-    """Choose temperature, posterior scale and decision threshold on held-out data, and keep them with the adapter."""
+class Calibrate(OfDraws, DataOptions):
+    """Choose temperature, posterior scale and decision threshold on held-out data, and save them with the adapter."""
 
     task: str | None = None
     """A task, or the path of your own questions with answers; by default the run's own task."""
     split: Literal["train", "validation", "test"] = "validation"
-    """Part of the task; figures on it are flattering afterwards."""
+    """Part of the task; metrics on it are optimistic afterwards."""
     error_rate: float | None = None
-    """Answer only if at most this share of the answers is wrong."""
+    """Set the threshold so that at most this share of the answers is wrong."""
     coverage: float | None = None
-    """Answer this share of the questions, the surest ones."""
+    """Set the threshold so that this share of the questions, the most confident ones, is answered."""
     tolerance: float | None = None
-    """Let draws differ in as few upper layers as costs at most this much NLL: the fewer, the faster (see --draw-layers)."""
+    """Let draws differ in as few upper layers as cost at most this much NLL; fewer are faster (see --draw-layers)."""
     force: bool = False
-    """Replace an earlier calibration. That of training is replaced anyway."""
+    """Replace an earlier calibration. The one from training is always replaced."""
 
     def run(self) -> None:
-        """Calibrate, with what was chosen on stdout."""
+        """Calibrate, with the chosen values on stdout."""
         from bayeslora.predict.calibrate import Calibration
         from bayeslora.runs.directory import RunDirectory
 
@@ -161,8 +161,8 @@ def _print_calibration(found: Calibration) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compare(OfManyRuns):
-    """Many methods on many tasks under one protocol: one table. The same command makes only the runs that are missing."""
+class Compare(StudyOptions):
+    """Compare many methods on many tasks under one protocol, in one table. The same command trains only missing runs."""
 
     study: OmitArgPrefixes[Comparison]
     out: Path
@@ -189,17 +189,17 @@ class Compare(OfManyRuns):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quickstart(Told):
-    """The whole job on this machine: LoRA and Bayesian-LoRA side by side on SmolLM2, table, figure, adapters."""
+class Quickstart(OutputOptions):
+    """A complete example on this machine: LoRA and Bayesian-LoRA on SmolLM2, with table, figure and adapters."""
 
     out: Path = Path("bayeslora-quickstart")
-    """Directory for the runs and the figure; an interrupted quickstart goes on."""
+    """Directory for the runs and the figure; an interrupted quickstart resumes."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     seed: int = 0
-    """Seed of everything random."""
+    """Random seed."""
     force: bool = False
-    """Do it again from the start."""
+    """Start again from scratch."""
 
     def run(self) -> None:
         """Run both, print the table and what to do next."""

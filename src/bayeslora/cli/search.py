@@ -8,19 +8,19 @@ from pathlib import Path
 
 from tyro.conf import OmitArgPrefixes
 
-from bayeslora.cli.common import OfManyRuns, print_result
+from bayeslora.cli.common import StudyOptions, print_result
 from bayeslora.progress import reporter
 from bayeslora.train.errors import RunsFailed
 from bayeslora.tuning.config import Tuning
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tune(OfManyRuns):
-    """Search for settings that are good in ECE, NLL and accuracy at once, within constraints, on validation data alone.
+class Tune(StudyOptions):
+    """Search for settings that optimise ECE, NLL and accuracy jointly, within constraints, on validation data only.
 
-    Constrained Bayesian optimisation: some runs at evenly spread settings, then, again and again, those settings from which
-    a model of all outcomes expects the largest gain. The same command goes on with an interrupted search, and with more
-    --trials extends it. Needs BoTorch: pip install botorch.
+    Constrained Bayesian optimisation: first some runs at evenly spread settings, then repeatedly the settings with the largest
+    expected improvement under a model of all outcomes. The same command resumes an interrupted search, and more --trials
+    extend it. Needs BoTorch: pip install botorch.
 
         bayeslora tune --model M --task T --constraints 'acc>=lora-0.005' --trials 32 --out DIR --apply
     """
@@ -29,10 +29,10 @@ class Tune(OfManyRuns):
     out: Path
     """Directory for the trials, the table, the front (JSON and figure) and the chosen settings."""
     apply: bool = False
-    """Train the chosen run, too, and evaluate it on the test split."""
+    """Also train the chosen settings and evaluate them on the test split."""
 
     def run(self) -> None:
-        """Search, with the table and the choice on stdout."""
+        """Search, with the table and the chosen settings on stdout."""
         from bayeslora.tuning.tune import tune
 
         with reporter(quiet=self.quiet) as report:

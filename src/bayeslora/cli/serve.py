@@ -18,31 +18,31 @@ from bayeslora.server.limits import Limits
 
 @dataclass(frozen=True, kw_only=True)
 class Serve(OfDraws):
-    """Answer over HTTP: probabilities over choices, and OpenAI-style text with its uncertainty.
+    """Serve a run over HTTP: probabilities over choices, and OpenAI-style text with its uncertainty.
 
     curl http://127.0.0.1:8000/v1/choices -H 'Content-Type: application/json'
     -d '{"question": "Which of these can fly?", "choices": ["a bat", "a trout"]}'
 
-    A page for people is at http://127.0.0.1:8000, and for OpenAI's clients the base url is http://127.0.0.1:8000/v1. Ctrl-C or
-    SIGTERM ends it, after what was taken is answered.
+    A web page is at http://127.0.0.1:8000, and the base url for OpenAI's clients is http://127.0.0.1:8000/v1. Ctrl-C or SIGTERM
+    stops the server after the accepted requests are answered.
     """
 
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 lets other machines in, and then wants a token."""
+    """Address to listen on; 0.0.0.0 accepts other machines, and then requires a token."""
     port: int = 8000
-    """Port to listen on; 0 takes any that is free."""
+    """Port to listen on; 0 takes any free port."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names that requests may be for (their Host), besides localhost and, if other machines reach it, IP addresses; * for all."""
+    """Host headers to accept, besides localhost and, if other machines have access, IP addresses; * for all."""
     token_file: Path | None = None
-    """File with the bearer token that requests must bring; without it BAYESLORA_TOKEN of the environment counts, if set."""
+    """File with the bearer token that requests must send; by default BAYESLORA_TOKEN of the environment, if set."""
     raw: bool = False
-    """Leave out what calibrate found."""
+    """Ignore the calibration of the run."""
     evaluation: Path | None = None
-    """What evaluate --out wrote after calibrate: its figures are shown instead of the run's own, which are from before."""
+    """Directory written by evaluate --out after calibrate: its metrics replace the run's own, which predate calibrate."""
     limits: OmitArgPrefixes[Limits] = field(default_factory=Limits)
 
     def run(self) -> None:
-        """Serve, with the url on stdout once requests are answered."""
+        """Serve, with the url on stdout once the server is ready."""
         if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None:
             raise InputError("serving needs fastapi and uvicorn; run: pip install 'fastapi>=0.132' uvicorn")
         from bayeslora.server.hosts import Hosts, check_hosts, is_local
@@ -74,7 +74,7 @@ class Serve(OfDraws):
 
 
 def _leave() -> None:
-    """End the process at once: an interpreter that is torn down while a thread computes aborts."""
+    """Exit the process immediately: an interpreter that shuts down while a thread computes aborts."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Runs as ordinary LoRA adapters, one for each draw, for vLLM, SGLang and whoever else serves LoRAs.
+"""Export runs as ordinary LoRA adapters, one per draw, for vLLM, SGLang and other engines that serve LoRA.
 
 Everything is imported on first use.
 """

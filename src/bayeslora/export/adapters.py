@@ -1,4 +1,4 @@
-"""A run as ordinary LoRA adapters: draws that any engine can serve, and which predict exactly as the run does."""
+"""Export a run as ordinary LoRA adapters: draws that any engine can serve and that predict exactly as the run does."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from bayeslora.runs.trained import TrainedModel
 
 
 def export_run(trained: TrainedModel, samples: int, out: Path, *, seed: int | None = None) -> Path:
-    """Write the posterior mean and draws of a run as ordinary LoRA adapters, with ``manifest.json``; returns where.
+    """Write the posterior mean and draws of a run as ordinary LoRA adapters, with ``manifest.json``; returns the path.
 
-    The draws are those of local predictions with as many samples. Whatever fails, ``out`` is left as it was.
+    The draws equal those of local predictions with as many samples. On failure, ``out`` is left unchanged.
 
     Args:
-        trained: the run, with the calibration that is to be used.
+        trained: the run, with the calibration to use.
         samples: number of draws; 0 for the posterior mean alone. Ensembles export every member once, whatever the number.
-        out: a directory that is empty or not there yet.
+        out: an empty or new directory.
         seed: of the draws; the run's by default, which gives the draws of its predictions.
     """
     tuner = _checked(trained, samples)
@@ -44,9 +44,9 @@ def export_run(trained: TrainedModel, samples: int, out: Path, *, seed: int | No
 
 
 def merge_run(trained: TrainedModel, out: Path) -> Path:
-    """Write the base model with the posterior mean in its weights: an ordinary model, as fast as the base. Returns where.
+    """Write the base model with the posterior mean merged: an ordinary model, as fast as the base. Returns the path.
 
-    The run's model is merged for good. Whatever fails, ``out`` is left as it was.
+    The run's model is merged irreversibly. On failure, ``out`` is left unchanged.
     """
     if trained.config.loading.bits is not None:
         raise InputError("the run's base model is quantised and cannot be merged into; export its draws instead")
@@ -63,7 +63,7 @@ def merge_run(trained: TrainedModel, out: Path) -> Path:
 
 
 def _checked(trained: TrainedModel, samples: int) -> BayesLoraModel:
-    """The run's tuner, unless its predictions are none that ordinary adapters can make."""
+    """Return the run's tuner; raise if ordinary adapters cannot make its predictions."""
     if samples < 0:
         raise InputError(f"samples is {samples}; give 0 for the posterior mean, or more")
     tuner = trained.model.base_model
@@ -110,7 +110,7 @@ def _manifest(trained: TrainedModel, tuner: BayesLoraModel, written: list[Path],
 def _service(
     trained: TrainedModel, tuner: BayesLoraModel, adapters: tuple[Served, ...], example: Path, place: Path
 ) -> Service:
-    """What an engine must know; all draws are like the example."""
+    """Description of the export for an engine; ``example`` is one of the adapters, which are all alike."""
     loading, model = trained.config.loading, trained.loaded.model
     config: Any = model.config
     return Service(
@@ -127,19 +127,19 @@ def _service(
 
 
 def _directory(trained: TrainedModel) -> Path | None:
-    """Where the base model lies, if it is not on the hub."""
+    """Directory of the base model, or ``None`` if it is on the hub."""
     directory = locate(trained.config.model, trained.config.loading.revision)
     return None if directory is None else directory.absolute()
 
 
 def _base_model(trained: TrainedModel) -> str:
-    """The name a client can load the tokenizer by, from wherever it is called."""
+    """Name by which a client can load the tokenizer from any directory."""
     name = trained.config.model
     return name if name in BUILTINS else str(_directory(trained) or name)
 
 
 def _differences(trained: TrainedModel) -> list[str]:
-    """Why a server may answer otherwise than the run does."""
+    """Reasons why a server's answers may differ from the run's."""
     bits, depth = trained.config.loading.bits, trained.draw_layers
     found = []
     if bits is not None:

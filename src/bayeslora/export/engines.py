@@ -1,4 +1,4 @@
-"""What the serving engines take, and their command lines.
+"""Limits of the serving engines, and their command lines.
 
 Facts about vLLM are those of its version 0.32.
 """
@@ -20,15 +20,15 @@ HEADS = {
     "qwen3": True,
     "qwen3_moe": True,
 }
-"""Whether vLLM takes adapters of the output head, by type of model."""
+"""Whether vLLM supports adapters of the output head, by model type."""
 
 LARGEST_VOCABULARY = 258048
-"""Of an output head that vLLM can adapt."""
+"""Largest vocabulary of an output head that vLLM can adapt."""
 
 
 @dataclass(frozen=True)
 class Service:
-    """What is to be served.
+    """An export to serve.
 
     Attributes:
         model: hub id or directory of the base model.
@@ -36,7 +36,7 @@ class Service:
         vocabulary: its number of tokens.
         revision: of a hub model.
         dtype: precision of the base model where the run was loaded.
-        own_code: whether it brings code of its own.
+        own_code: whether it needs code from its repository.
         adapters: to be served, with absolute paths.
         rank: of the adapters.
         adapts_head: whether they change the output head.
@@ -78,7 +78,7 @@ class Service:
         return [*start, *limits, "--lora-paths", *self._modules()]
 
     def _base(self) -> list[str]:
-        """How both are told to load the base model; its precision is that of the run, so that answers agree."""
+        """Options of both engines for the base model; its precision is that of the run, so that answers agree."""
         revision = [] if self.revision is None else ["--revision", self.revision]
         return ["--dtype", self.dtype, *revision]
 
@@ -86,7 +86,7 @@ class Service:
         return [f"{adapter.name}={adapter.path}" for adapter in self.adapters]
 
     def vllm_refusals(self) -> list[str]:
-        """Why vLLM cannot serve it, if so."""
+        """Reasons why vLLM cannot serve it; empty if it can."""
         reasons = []
         if self.rank not in SERVED_RANKS:
             reasons.append(f"vLLM serves adapters of rank {SERVED_RANKS[-1]} at most, and these have {self.rank}")
@@ -99,7 +99,7 @@ class Service:
         return [f"{reason}; serve with SGLang, or train another adapter" for reason in reasons]
 
     def doubts(self) -> list[str]:
-        """What is to be known before the commands are used."""
+        """Warnings to read before using the commands."""
         return [*self._own_code(), *self._head()]
 
     def _own_code(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What an export holds and how it is to be asked: ``manifest.json``, the only thing a client needs besides a tokenizer."""
+"""Contents of an export and how to query it: ``manifest.json``, all that a client needs besides a tokenizer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = "manifest.json"
 
 @dataclass(frozen=True)
 class Served:
-    """An adapter: the name it is served under, and where it lies beside the manifest."""
+    """An adapter: the name it is served under, and its path relative to the manifest."""
 
     name: str
     path: str
@@ -26,26 +26,26 @@ class Served:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """An export in words and numbers.
+    """Description of an export.
 
     Attributes:
         base_model: a hub id, a built-in name or an absolute path.
         revision: of a hub model.
-        method: that trained the run.
-        adapters: whose probabilities are averaged, in the order of the draws; the mean alone if there are no draws.
-        mean: the posterior mean, for those who want a single adapter.
-        rank: of the adapters, padded to one that servers can be set to.
+        method: name of the run's method.
+        adapters: those whose probabilities are averaged, in the order of the draws; only the mean if there are no draws.
+        mean: the posterior mean, for use as a single adapter.
+        rank: of the adapters, padded to one that servers support.
         adapts_head: whether they change the output head.
         scoring: what answers a question.
-        max_tokens: of a prompt with an option.
-        posterior_scale: at which the draws were made.
-        temperature: to be applied to the average.
-        threshold: the least confidence at which one still answers.
-        conformal: what prediction sets are made by, for each of some levels.
+        max_tokens: longest prompt with an option, in tokens.
+        posterior_scale: scale of the posterior for the draws.
+        temperature: temperature to apply to the average.
+        threshold: least confidence for an answer; below it, abstain.
+        conformal: conformal thresholds of prediction sets, by level.
         seed: of the draws.
-        versions: of the packages that wrote this.
+        versions: of the packages that wrote the export.
         commands: command lines of the engines that can serve it, by engine.
-        warnings: what is to be known before serving.
+        warnings: to read before serving.
     """
 
     base_model: str

@@ -1,4 +1,4 @@
-"""Figures in files and tables of what was measured; studies, searches and reports stand on them."""
+"""Figures and tables of results, used by studies, searches and reports."""
 
 from bayeslora.figures.reliability import draw_reliability, reliability_figure
 from bayeslora.figures.scatter import scatter_figure

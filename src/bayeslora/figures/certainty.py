@@ -1,4 +1,4 @@
-"""How sure the answers are, those that are right and those that are wrong."""
+"""Histograms of confidence and uncertainty for right and wrong answers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _STEPS = 12  # bars of uncertainty
 
 
 def draw_confidence(confidence: ArrayLike, correct: ArrayLike, what: str = "answers") -> Figure:
-    """Right and wrong answers by confidence, one upon the other, in the bins of the reliability diagram."""
+    """Stacked histogram of right and wrong answers by confidence, in the bins of the reliability diagram."""
     return _draw(
         np.asarray(confidence), np.asarray(correct, dtype=bool), np.arange(BINS + 1) / BINS, "confidence", what
     )
 
 
 def draw_epistemic(epistemic: ArrayLike, correct: ArrayLike) -> Figure:
-    """The same by uncertainty in the weights."""
+    """Stacked histogram of right and wrong answers by epistemic uncertainty."""
     values = np.asarray(epistemic, dtype=np.float64)
     edges = np.linspace(0.0, max(float(values.max()), 1e-9), _STEPS + 1)
     return _draw(values, np.asarray(correct, dtype=bool), edges, "epistemic uncertainty in nats", "answers")

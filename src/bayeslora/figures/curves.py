@@ -1,6 +1,6 @@
-"""What becomes of the main metrics as a setting varies: a panel for each metric, a row of panels for each test split.
+"""The main metrics as a setting varies: a panel for each metric, a row of panels for each test split.
 
-Large marks are means over seeds, small ones the seeds themselves. Values stand at equal distances, whatever they are.
+Large marks are means over seeds, small ones single seeds. Values are equally spaced, whatever their size.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Curves = Mapping[str, Mapping[str, Row]]
 
 _WIDTH, _HEIGHT, _LEGEND = 2.25, 2.1, 0.3  # inches: three panels are as wide as a page
 _SEED = 3  # size of the mark of one seed, in points
-_LONG = 28  # characters of all ticks together, with spaces; more of them are written aslant
+_LONG = 28  # total characters of tick labels, with spaces; longer ones are rotated
 
 
 def curves_figure(
@@ -36,7 +36,7 @@ def curves_figure(
 
     Args:
         sections: curves by the title of their row of panels.
-        path: file to write; an older one is replaced, whole or not at all.
+        path: file to write; an older one is replaced atomically.
         axis: name of what varies.
         ticks: all values, in order.
         joined: draw lines between the values of a curve.
@@ -81,7 +81,7 @@ def _cells(sections: Mapping[str, Curves]) -> Iterator[Cell]:
 def _draw(
     panel: Axes, rows: Mapping[str, Row], column: Column, ticks: Sequence[str], number: int, *, joined: bool
 ) -> None:
-    """One curve: the seeds, small and light, and their means."""
+    """Draw one curve: single seeds small and light, and their means."""
     colour, marker = colour_and_marker(number)
     cells = {ticks.index(value): row[column.metric] for value, row in rows.items()}
     for place, cell in cells.items():
@@ -112,7 +112,7 @@ def _label(panel: Axes, column: Column, axis: str, ticks: Sequence[str]) -> None
 
 
 def _mark(number: int, name: str, *, joined: bool) -> Line2D:
-    """What stands for a curve in the legend."""
+    """Legend entry of a curve."""
     colour, marker = colour_and_marker(number)
     return Line2D([], [], color=colour, marker=marker, linestyle=_line(number, joined=joined), label=name)
 

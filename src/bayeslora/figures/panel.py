@@ -1,4 +1,4 @@
-"""One small panel, as wide as a column of a paper: its text has the size it says when it is printed there."""
+"""A small panel as wide as a column of a paper, so that text is printed at its nominal size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from bayeslora.figures.reliability import DPI
 
 COLUMN, PAGE = 3.25, 6.75
-"""Widths in inches of a column of a paper, and of both of them."""
+"""Widths in inches of one column of a paper, and of the page."""
 
 LABEL, TICK = 8.0, 7.5
 """Sizes of text in points."""
@@ -19,7 +19,7 @@ BLUE, VERMILION, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#7F7F7F"
 
 
 def new_panel(x: str, y: str, height: float = 2.3) -> tuple[Figure, Axes]:
-    """A figure with axes that have these labels."""
+    """Create a figure with labelled axes."""
     figure = Figure(figsize=(COLUMN, height), dpi=DPI, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -33,6 +33,6 @@ def new_panel(x: str, y: str, height: float = 2.3) -> tuple[Figure, Axes]:
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:
-    """A legend under the panel, where it hides nothing."""
+    """Add a legend below the panel."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=TICK, frameon=False)

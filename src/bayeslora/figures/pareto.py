@@ -1,6 +1,6 @@
 """Fronts of a search in three objectives: each pair of them, and how the hypervolume grew.
 
-What a search may use is filled, what breaks a constraint is a cross, what no other trial beats is dark, the choice a star.
+Feasible trials are filled, infeasible ones crosses, Pareto-optimal ones dark, and the chosen one a star.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SIDE = 3.1  # inches
 
 @dataclass(frozen=True)
 class FrontPoint:
-    """A trial to draw: its ``acc``, ``nll`` and ``ece``, and what it is."""
+    """A trial to draw: its ``acc``, ``nll`` and ``ece``, and its status."""
 
     metrics: Mapping[str, float]
     feasible: bool
@@ -68,9 +68,9 @@ def pareto_figure(
     Args:
         points: the trials that did not fail.
         volumes: the hypervolume after each trial; may be empty.
-        path: the file; its suffix says the format.
+        path: file to write; its suffix sets the format.
         baseline: LoRA's metrics, if there are any.
-        bounds: of constraints on the metrics; others are left out.
+        bounds: bounds of constraints on the metrics; other constraints are not drawn.
         title: above all panels.
     """
     target = Path(path)

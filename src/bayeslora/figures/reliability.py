@@ -1,11 +1,11 @@
-"""Reliability diagrams: is a method right as often as it says, and how sure does it tend to be?
+"""Reliability diagrams: accuracy against confidence, and the distribution of confidence.
 
 One panel per method, in rows of at most five. Above, a bar per confidence bin shows how often the answers in it are right,
 and the hatched gap how far that is from the mean confidence in the bin: weighted by the number of answers, the gaps add up
-to the ECE. Below, where the answers lie.
+to the ECE. Below, a histogram of the confidences.
 
 Everything is placed in inches, so that panels are square and text keeps its size however many methods there are.
-Nothing goes through pyplot: no global state, no window, no display.
+pyplot is not used: no global state, no window, no display.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ BINS = 15
 FORMATS = ("png", "svg", "pdf")
 
 FEW = 10
-"""Bins with fewer answers are drawn lighter: with ten, the standard error of an accuracy of one half is 0.16."""
+"""Bins with fewer answers than this are drawn lighter: with ten, the standard error of an accuracy of one half is 0.16."""
 
-# From the palette of Okabe and Ito, which people of any colour vision can tell apart.
+# From the palette of Okabe and Ito, which people of any colour vision can distinguish.
 _BLUE, _VERMILION, _GREY = "#0072B2", "#D55E00", "#7F7F7F"
 _TINT = "#F7DFCC"  # a fifth of vermilion: in an SVG, a transparent colour would make its hatches transparent, too
 _LIGHT, _HATCH = 0.35, "////"
@@ -52,7 +52,7 @@ _TICKS, _TICK_LABELS = (0, 0.25, 0.5, 0.75, 1), ("0", "0.25", "0.5", "0.75", "1"
 _PAGE = 8.0  # width of two to four columns: 1200 pixels
 _LARGEST, _SMALLEST = 3.51, 1.655  # side of one of two panels, and of one of four
 _LEFT, _RIGHT, _BOTTOM, _TOP, _BETWEEN = 0.62, 0.16, 0.48, 0.1, 0.2
-_HISTOGRAM, _STEP = 0.25, 0.13  # height of a histogram as a share of the side, and what is between it and the diagram
+_HISTOGRAM, _STEP = 0.25, 0.13  # height of a histogram as a share of the side, and its distance from the diagram
 _LEGEND_LINE, _NAME_LINE, _TITLE_LINE = 0.2, 0.19, 0.24
 
 _COLUMNS = 5  # panels in a row, at most
@@ -69,7 +69,7 @@ Floats = NDArray[np.floating[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """What one panel shows: one entry per bin that has answers, and the metrics as text."""
+    """Contents of one panel: one entry per non-empty bin, and the metrics as text."""
 
     left: Floats
     width: Floats
@@ -81,12 +81,12 @@ class Panel:
 
 
 class _Layout:
-    """Where things are, in inches from the lower left corner, and texts in lines that fit."""
+    """Positions of all parts, in inches from the lower left corner, and wrapped texts."""
 
     def __init__(self, names: Sequence[str], title: str, page: float | None) -> None:
         most = _COLUMNS if page is None else int((page - _LEFT - _RIGHT + _BETWEEN) / (_SMALLEST + _BETWEEN))
         self.rows = math.ceil(len(names) / most)
-        self.columns = math.ceil(len(names) / self.rows)  # rows as equal as can be
+        self.columns = math.ceil(len(names) / self.rows)  # rows of nearly equal length
         free = (page or _PAGE) - _LEFT - _RIGHT - (self.columns - 1) * _BETWEEN
         self.side = min(_LARGEST, max(_SMALLEST, free / self.columns))
         self.width = _LEFT + self.columns * self.side + (self.columns - 1) * _BETWEEN + _RIGHT
@@ -108,11 +108,11 @@ class _Layout:
         return self._box(panel, _BOTTOM, _HISTOGRAM * self.side)
 
     def leads(self, panel: int) -> bool:
-        """Whether it is the first of its row."""
+        """Whether the panel is the first of its row."""
         return panel % self.columns == 0
 
     def _box(self, panel: int, above: float, height: float) -> Box:
-        """What begins so many inches above the lower end of the panel's row."""
+        """Box that begins ``above`` inches over the lower end of the panel's row."""
         row, column = divmod(panel, self.columns)
         left = _LEFT + column * (self.side + _BETWEEN)
         bottom = self.base + (self.rows - 1 - row) * self.row + above
@@ -120,12 +120,12 @@ class _Layout:
 
 
 def reliability_figure(predictions: Predictions, path: str | os.PathLike[str], title: str = "") -> Path:
-    """Write the reliability diagrams of some methods side by side; the suffix of the path says in which format.
+    """Write the reliability diagrams of some methods side by side; the suffix of the path sets the format.
 
     Args:
         predictions: probabilities ``[N, C]`` and labels ``[N]`` by the name of their method.
-        path: a file ending in ``.png``, ``.svg`` or ``.pdf``; an older one is replaced, whole or not at all.
-        title: what to write above all panels.
+        path: a file ending in ``.png``, ``.svg`` or ``.pdf``; an older one is replaced atomically.
+        title: text above all panels.
     """
     target = Path(path)
     kind = target.suffix.lower().removeprefix(".")
@@ -145,7 +145,7 @@ def reliability_figure(predictions: Predictions, path: str | os.PathLike[str], t
 def draw_reliability(predictions: Predictions, title: str = "", page: float | None = None) -> Figure:
     """The figure that :func:`reliability_figure` writes: a diagram and, below it, a histogram per method.
 
-    With a ``page``, it is at most so many inches wide.
+    ``page`` is the greatest width in inches.
     """
     if not predictions:
         raise InputError("no predictions to draw; give probabilities and labels of at least one method")
@@ -153,7 +153,7 @@ def draw_reliability(predictions: Predictions, title: str = "", page: float | No
 
 
 def draw_panels(named: Mapping[str, Panel], title: str = "", page: float | None = None) -> Figure:
-    """The same for panels that are made already."""
+    """Draw the reliability diagrams of given panels."""
     panels = list(named.values())
     layout = _Layout(list(named), title, page)
     figure = Figure(figsize=(layout.width, layout.height), dpi=DPI, facecolor="white")
@@ -172,7 +172,7 @@ def draw_panels(named: Mapping[str, Panel], title: str = "", page: float | None 
 
 
 def make_panel(bins: ReliabilityBins, summary: str) -> Panel:
-    """What a panel shows of some bins; the summary stands in its corner."""
+    """Make a panel from bins; the summary is shown in its corner."""
     shown = bins.count > 0
     return Panel(
         left=bins.edges[:-1][shown],
@@ -225,7 +225,7 @@ def _draw_bars(axes: Axes, panel: Panel, height: Floats, colours: list[Colour], 
 
 
 def _draw_gaps(axes: Axes, panel: Panel) -> None:
-    """From accuracy to mean confidence: above the bar where the method is too sure, in it where not sure enough."""
+    """Draw gaps between accuracy and mean confidence: above the bar if overconfident, inside it if underconfident."""
     axes.bar(
         panel.left,
         panel.confidence - panel.accuracy,
@@ -255,7 +255,7 @@ def _draw_legend(figure: Figure, columns: int, size: float) -> None:
 
 
 def _wrap(text: str, width: float, size: float) -> str:
-    """Text in lines that fit into a width in inches."""
+    """Wrap text to a width in inches."""
     return "\n".join(textwrap.wrap(text, int(width / (size * _CHARACTER))))
 
 

@@ -1,4 +1,4 @@
-"""Risk against coverage: how many answers are wrong if only the surest ones are given?"""
+"""Risk against coverage: the error rate if only the most confident answers are given."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEGEND_LINE = 0.17  # inches
 
 
 def draw_risk_coverage(answered: Answered) -> Figure:
-    """A curve for each; of one alone also what could be had at best."""
+    """Draw a risk-coverage curve per entry; for a single entry also the optimal curve."""
     height = 2.3 + _LEGEND_LINE * math.ceil(len(answered) / 2)
     figure, axes = new_panel("coverage: answers given, in %", "risk: wrong among them, in %", height)
     for number, (name, (confidence, correct)) in enumerate(answered.items()):
@@ -47,19 +47,19 @@ def _draw(axes: Axes, number: int, name: str, curve: RiskCoverage) -> None:
         linewidth=1.3,
         marker=marker,
         markersize=4,
-        markevery=(0.02 * (number % 5), 0.2),  # apart from those of other curves
+        markevery=(0.02 * (number % 5), 0.2),  # offset from those of other curves
         label=name.replace("$", r"\$"),
     )
 
 
 def _draw_best(axes: Axes, correct: NDArray[np.bool_]) -> None:
-    """All right answers first, then the wrong ones: what a perfect sense of one's own errors would give."""
+    """Draw the optimal curve: all right answers ranked before all wrong ones."""
     coverage = np.linspace(0.01, 1, 100)
     risk = np.maximum(0.0, 1 - correct.mean() / coverage)
     axes.plot(100 * coverage, 100 * risk, color=GREY, linestyle=":", linewidth=1.2, label="best possible")
 
 
 def _thinned(coverage: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Points at about equal distances, the first and the last among them."""
+    """Indices of points at about equal distances, including the first and the last."""
     wanted = np.linspace(coverage[0], coverage[-1], _POINTS)
     return np.unique(np.searchsorted(coverage, wanted).clip(0, len(coverage) - 1))

@@ -11,15 +11,15 @@ DAGGER = "†"
 
 @dataclass(frozen=True)
 class Column:
-    """A metric as it is shown.
+    """How a metric is shown.
 
     Attributes:
         metric: its name in results.
-        title: above the column.
+        title: heading of the column.
         factor: 100 for per cent.
-        digits: behind the point.
-        largest: whether more is better.
-        ranked: whether one can be better than another at all; a number of parameters cannot.
+        digits: decimal places.
+        largest: whether larger is better.
+        ranked: whether values are ranked; numbers of parameters are not.
     """
 
     metric: str
@@ -42,13 +42,13 @@ COLUMNS: tuple[Column, ...] = (
 """The main metrics; accuracy and calibration error in per cent."""
 
 CALIBRATED = "calibrated_"
-"""Before the name of a metric after calibration."""
+"""Prefix of metrics after calibration."""
 
 CALIBRATED_COLUMNS: tuple[Column, ...] = (
     Column(f"{CALIBRATED}nll", "NLL, calibrated ↓"),
     Column(f"{CALIBRATED}ece", "ECE, calibrated ↓", 100.0, 1),
 )
-"""The same after scale and temperature were chosen on validation questions."""
+"""The main metrics after scale and temperature were chosen on validation questions."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Cell:
 
     Attributes:
         values: one for each seed.
-        ties_best: whether the paired bootstrap cannot tell it from the best.
-        ranked: whether it may be the best; what is only there to hold others against may not.
+        ties_best: whether the paired bootstrap finds no difference from the best.
+        ranked: whether it may be the best; a mere reference may not.
     """
 
     values: tuple[float, ...]
@@ -67,23 +67,23 @@ class Cell:
 
     @property
     def mean(self) -> float:
-        """Over the seeds."""
+        """Mean over the seeds."""
         return sum(self.values) / len(self.values)
 
     @property
     def sd(self) -> float:
-        """Standard deviation over the seeds (of a sample); not a number if there is only one."""
+        """Sample standard deviation over the seeds; NaN for a single seed."""
         if len(self.values) < 2:
             return math.nan
         return math.sqrt(sum((v - self.mean) ** 2 for v in self.values) / (len(self.values) - 1))
 
 
 Row = Mapping[str, Cell]
-"""The cells of one method by metric; a metric that is missing is a gap."""
+"""The cells of one method by metric; missing metrics are left blank."""
 
 
 def best_of(rows: Mapping[str, Row], column: Column) -> str | None:
-    """The method with the best mean, if the column has a best."""
+    """The method with the best mean, or ``None`` if the column has none."""
     found: str | None = None
     if not column.ranked:
         return None
@@ -97,7 +97,7 @@ def best_of(rows: Mapping[str, Row], column: Column) -> str | None:
 
 
 def is_best(rows: Mapping[str, Row], column: Column, method: str) -> bool:
-    """Whether no method has a better mean than this one. Several may have the best, but not all of several."""
+    """Whether no method has a better mean than this one. Several methods may tie for the best, but not all of them."""
     best, mine = best_of(rows, column), rows[method].get(column.metric)
     if best is None or mine is None or not mine.ranked:
         return False
@@ -107,7 +107,7 @@ def is_best(rows: Mapping[str, Row], column: Column, method: str) -> bool:
 
 
 def markdown(rows: Mapping[str, Row], columns: Sequence[Column] = COLUMNS, what: str = "method") -> str:
-    """A table in Markdown; ``what`` is above the names of the rows. † marks what cannot be told from the best."""
+    """A table in Markdown; ``what`` heads the column of row names. † marks values not distinguishable from the best."""
     lines = [
         f"| {what} | " + " | ".join(column.title for column in columns) + " |",
         "|---|" + "---:|" * len(columns),
@@ -116,7 +116,7 @@ def markdown(rows: Mapping[str, Row], columns: Sequence[Column] = COLUMNS, what:
 
 
 def latex(rows: Mapping[str, Row], columns: Sequence[Column] = COLUMNS, what: str = "method") -> str:
-    """The same as a LaTeX ``tabular`` (needs the package booktabs)."""
+    """A table as a LaTeX ``tabular`` (needs the package booktabs)."""
     titles = [escape_latex(column.title) for column in columns]
     lines = [
         rf"\begin{{tabular}}{{l{'r' * len(columns)}}}",
@@ -176,5 +176,5 @@ _SPECIAL = str.maketrans(
 
 
 def escape_latex(text: str) -> str:
-    """Text as LaTeX shows it, whatever signs it holds."""
+    """Escape special characters of LaTeX."""
     return " ".join(text.translate(_SPECIAL).split())

@@ -1,4 +1,4 @@
-"""What training did, evaluation by evaluation: the likelihood and the KL terms apart, and the metrics on validation data."""
+"""Training curves: the likelihood, the KL terms and the metrics on validation data at each evaluation."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from bayeslora.figures.marks import colour_and_marker, line_style
 from bayeslora.figures.panel import legend_below, new_panel
 
 _FAR = 30.0
-"""Ratio of the largest value to the smallest from which on the axis is logarithmic."""
+"""Ratio of the largest to the smallest value above which the axis is logarithmic."""
 
 
 def draw_history(epochs: Sequence[int], curves: Mapping[str, Sequence[float]], y: str) -> Figure:
-    """A curve for each quantity over the epochs; ``y`` is what they are measured in."""
+    """Draw a curve for each quantity over the epochs; ``y`` is the label of the axis."""
     figure, axes = new_panel("epoch", y, height=2.4)
     for number, (name, values) in enumerate(curves.items()):
         colour, marker = colour_and_marker(number)

@@ -1,4 +1,4 @@
-"""The model ``bayeslora`` for lm-evaluation-harness: what it scores and writes is averaged over draws of the weights.
+"""The model ``bayeslora`` for lm-evaluation-harness: scores and generations are averaged over draws of the weights.
 
 ``python -m bayeslora.lm_eval`` is the harness's own command line with this model in it. In Python, importing
 :class:`BayesLoraLM` registers it.

@@ -10,7 +10,7 @@ from bayeslora.errors import InputError
 
 
 def main() -> None:
-    """Run the harness; what the user can mend is one line on stderr and exit code 2, as for the command ``bayeslora``."""
+    """Run the harness; user errors are one line on stderr with exit code 2, as for the command ``bayeslora``."""
     try:
         _evaluate()
     except InputError as error:

@@ -1,8 +1,8 @@
 """The harness's Hugging Face model with draws from a posterior.
 
-The draws are made once, from the seed, and serve every request. All of them go through the model together: a batch is one
-block of rows per draw. Probabilities are averaged, never logits: those of a whole sequence where one is scored, those of
-the next token where one has to be chosen.
+The draws are made once, from the seed, and used for every request. All of them run in one forward pass: a batch has one
+block of rows per draw. Probabilities are averaged, never logits: those of a whole sequence for scoring, those of the next
+token for generation.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from bayeslora.predict.mc import average_draws, averaging
 from bayeslora.predict.scorer import require_numbers
 
 Request = tuple[tuple[str, str] | None, list[int], list[int]]
-"""What the harness caches the answer by (nothing for a part of a text), the context and its continuation."""
+"""Cache key of the harness (``None`` for a part of a text), the context and its continuation."""
 
 logger = logging.getLogger(__name__)
 
 
 @register_model("bayeslora")
 class BayesLoraLM(HFLM):
-    """A causal language model with a bayeslora adapter. What calibration found is left out.
+    """A causal language model with a bayeslora adapter. Calibration is not applied.
 
     Args:
         pretrained: the base model: ``smollm2``, a directory or a hub id.
         peft: the adapter: a directory or a hub id.
-        samples: weight draws that are averaged over; 0 for the posterior mean.
+        samples: weight draws to average; 0 for the posterior mean.
         seed: of the draws.
-        revision: branch, tag or commit of what comes from the hub.
-        options: all that the harness's own model ``hf`` takes.
+        revision: branch, tag or commit on the hub.
+        options: options of the harness's own model ``hf``.
     """
 
     _model: Any
@@ -69,7 +69,7 @@ class BayesLoraLM(HFLM):
         super().__init__(str(locate(pretrained, None) or pretrained), revision=revision, **options)
         if self.backend != "causal":
             raise InputError(f"{pretrained}: is not a causal language model; choose one like LlamaForCausalLM")
-        # The harness would first cut the embeddings to the tokenizer's size, which an adapted head does not survive.
+        # The harness would resize the embeddings to the tokenizer's size, which breaks an adapted head.
         self._model = PeftModel.from_pretrained(self._model, adapter, revision=revision).eval()
         self.peft = adapter
         self.softmax_dtype = self.softmax_dtype or torch.float32
@@ -78,7 +78,7 @@ class BayesLoraLM(HFLM):
 
     @torch.no_grad()
     def _draw(self, samples: int, seed: int) -> int:
-        """Put the draws, or the mean, into use; gives the number of blocks that a batch consists of from now on."""
+        """Activate the draws, or the mean; returns the number of blocks per batch."""
         self._model.base_model.posterior_scale = 1.0
         holder = find_holder(self._model)
         if samples > 0:
@@ -87,7 +87,7 @@ class BayesLoraLM(HFLM):
 
     @property
     def batch_size(self) -> int | str:
-        """Rows for each draw, so that a batch with all of them is as large as was asked for, if that is possible."""
+        """Rows per draw, so that a batch of all draws has the requested size if possible."""
         size = self.batch_size_per_gpu
         return size if isinstance(size, str) else max(1, size // self.draws)
 
@@ -96,7 +96,7 @@ class BayesLoraLM(HFLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[Request], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        """Log-likelihoods of continuations, and whether they are what greedy decoding gives; cached when averaged."""
+        """Log-likelihoods of continuations, and whether greedy decoding gives them; cached when averaged."""
         answers = [(0.0, False)] * len(requests)
         for number, totals, greedy in self._score(requests, disable_tqdm):
             answers[number] = (float(average_draws(totals)), greedy)
@@ -105,7 +105,7 @@ class BayesLoraLM(HFLM):
         return answers
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Log-likelihoods of whole texts. The windows of a text are added up for every draw before they are averaged."""
+        """Log-likelihoods of whole texts. Windows of a text are summed for every draw before averaging."""
         windows = [
             (text, (None, *window)) for text, request in enumerate(requests) for window in self._windows(*request.args)
         ]
@@ -118,7 +118,7 @@ class BayesLoraLM(HFLM):
         return results
 
     def _windows(self, text: str) -> Iterator[tuple[list[int], list[int]]]:
-        """The text in pieces that the model can see at once, each with its context; every token is in one of them."""
+        """Split a text into windows of the model's context length, each with its context; every token is in one of them."""
         tokens = self.tok_encode(text)
         windows = get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, context_len=1)
         return map(make_disjoint_window, windows)
@@ -126,7 +126,7 @@ class BayesLoraLM(HFLM):
     def _score(self, requests: Sequence[Request], disable_tqdm: bool) -> Iterator[tuple[int, Tensor, bool]]:
         """Number, log-likelihood under every draw ``[n]`` and greediness of all requests, longest first.
 
-        Requests that differ in nothing but their last token need the same pass, and share a row.
+        Requests that differ only in their last token share a row.
         """
         rows: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for number, (_, context, continuation) in enumerate(requests):
@@ -140,7 +140,7 @@ class BayesLoraLM(HFLM):
                 batch = inputs[start : start + size]
                 width = len(batch[0])
                 kept = width - min(len(row) - len(requests[k][2]) for row in batch for k in rows[row])
-                padded = [[*row, *[0] * (width - len(row))] for row in batch]  # behind the text, where nothing sees it
+                padded = [[*row, *[0] * (width - len(row))] for row in batch]  # after the text: nothing attends to it
                 log_probabilities = self._log_probabilities(torch.tensor(padded, device=self.device), kept)
                 for index, row in enumerate(batch):
                     own = log_probabilities[:, index, : kept - width + len(row)]
@@ -149,7 +149,7 @@ class BayesLoraLM(HFLM):
                     bar.update(len(rows[row]))
 
     def _input(self, context: list[int], continuation: list[int]) -> tuple[int, ...]:
-        """All tokens but the last, or as many as the model can see."""
+        """All tokens but the last, truncated to the context length."""
         if len(continuation) > self.max_length:
             raise InputError(
                 f"a continuation has {len(continuation)} tokens, and the model sees {self.max_length} only; "
@@ -161,27 +161,27 @@ class BayesLoraLM(HFLM):
         return tuple((context + continuation)[max(0, excess) : -1])
 
     def _rows_per_pass(self, longest: tuple[int, ...]) -> int:
-        """The batch size; where it is to be found, it is what the longest input leaves room for."""
+        """The batch size; if automatic, the largest that fits the longest input."""
         size = self.batch_size
         if isinstance(size, int):
             return size
         return int(self._detect_batch_size([(None, list(longest), [0])]))
 
     def _log_probabilities(self, tokens: Tensor, kept: int = 0) -> Tensor:
-        """Next-token distributions of every draw, ``[n, B, kept, vocabulary]``; of all columns if none are named."""
+        """Next-token distributions of every draw, ``[n, B, kept, vocabulary]``; of all columns if ``kept`` is 0."""
         device, precision = self.device.type, self.mixed_precision_dtype
         with torch.no_grad(), torch.autocast(device, precision, enabled=precision is not None):
             logits = self.model(tokens, use_cache=False, logits_to_keep=kept).logits
         return F.log_softmax(logits, dim=-1, dtype=self.softmax_dtype).unflatten(0, (self.draws, -1))
 
     def _model_call(self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
-        """Averaged next-token distributions; the harness tries with this how large a batch may be."""
+        """Averaged next-token distributions; the harness calls this to find the largest batch size."""
         return average_draws(self._log_probabilities(inps))
 
     # Generation ---------------------------------------------------------------------------------------------------
 
     def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **generation_kwargs: Any) -> Tensor:
-        """Texts whose tokens come from the averaged distribution. All draws read the same text."""
+        """Generate with tokens from the averaged distribution. All draws condition on the same text."""
         if self.draws > 1 and generation_kwargs.get("num_beams", 1) > 1:
             raise InputError(
                 f"with {self.draws} draws there is one beam, and the task wants {generation_kwargs['num_beams']}; give "
@@ -210,7 +210,7 @@ def _require_count(name: str, value: object, hint: str) -> None:
 
 
 def _require_adapter(path: str | None, revision: str) -> str:
-    """Refuse what is no adapter of ours before the base model is loaded."""
+    """Refuse other adapters before the base model is loaded."""
     if not path:
         raise InputError(
             "no adapter was given; add peft=DIRECTORY to --model_args, or use --model hf for a model without one"

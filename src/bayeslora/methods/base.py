@@ -78,7 +78,7 @@ class Method:
         description: in one line.
         presets: ``default`` is what works, ``paper`` what was published. Where LoRAs come first, their training.
         posterior: its distribution; nothing for PEFT's own adapters, which are known by the method's name.
-        make: what turns trained LoRAs into this method; nothing if it is trained itself.
+        fit_post_hoc: what turns trained LoRAs into this method; nothing if it is trained itself.
         loras: how many LoRAs that takes, for given settings of the posterior.
         peft: for PEFT's own adapters, the first version of PEFT that has it.
         needs_options: whether it can be made from questions with options only, and not from running text or solutions.
@@ -89,7 +89,7 @@ class Method:
     description: str
     presets: Mapping[str, Preset]
     posterior: type[Posterior] | None = None
-    make: Callable[[Making], Made] | None = None
+    fit_post_hoc: Callable[[PostHocInputs], PostHocResult] | None = None
     loras: Callable[[Mapping[str, Any]], int] = lambda settings: 1
     peft: tuple[int, int] | None = None
     needs_options: bool = False
@@ -122,7 +122,7 @@ class Method:
 
 
 @dataclass(frozen=True)
-class Making:
+class PostHocInputs:
     """What there is to make a method from, whatever the task.
 
     Attributes:
@@ -141,7 +141,7 @@ class Making:
 
 
 @dataclass(frozen=True)
-class QuestionMaking(Making):
+class QuestionPostHocInputs(PostHocInputs):
     """What there is besides where the task consists of questions with options.
 
     Attributes:
@@ -156,8 +156,8 @@ class QuestionMaking(Making):
 
 
 @dataclass(frozen=True)
-class Made:
-    """What making found out.
+class PostHocResult:
+    """What inputs found out.
 
     Attributes:
         found: figures for the result.

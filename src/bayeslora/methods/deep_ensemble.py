@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from bayeslora.methods import lora
-from bayeslora.methods.base import Made, Making, Method
+from bayeslora.methods.base import Method, PostHocInputs, PostHocResult
 from bayeslora.posterior.ensemble import EnsembleConfig, EnsemblePosterior
 
 
-def make(making: Making) -> Made:
+def fit(inputs: PostHocInputs) -> PostHocResult:
     """Put the members side by side."""
-    posterior = making.posterior
+    posterior = inputs.posterior
     assert isinstance(posterior, EnsemblePosterior)
-    for index, member in enumerate(making.loras):
+    for index, member in enumerate(inputs.loras):
         posterior.set_member(index, member)
-    return Made({"members": len(making.loras)})
+    return PostHocResult({"members": len(inputs.loras)})
 
 
 METHOD = Method(
@@ -21,6 +21,6 @@ METHOD = Method(
     description="three LoRAs from different seeds, averaged",
     posterior=EnsemblePosterior,
     presets=lora.METHOD.presets,
-    make=make,
+    fit_post_hoc=fit,
     loras=lambda settings: EnsembleConfig(**settings).members,
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bayeslora.methods import lora
-from bayeslora.methods.base import Made, Making, Method, QuestionMaking
+from bayeslora.methods.base import Method, PostHocInputs, PostHocResult, QuestionPostHocInputs
 from bayeslora.posterior.laplace import LaplacePosterior
 
 if TYPE_CHECKING:
@@ -18,19 +18,19 @@ STEPS = tuple(10.0 ** (k / 2) for k in range(-6, 7))
 """Prior precisions that validation tries, relative to the one that the evidence prefers."""
 
 
-def make(making: Making) -> Made:
+def fit(inputs: PostHocInputs) -> PostHocResult:
     """Curvature on the training questions, then the prior's precision by the evidence or on the validation questions."""
     from bayeslora.predict.linearised.curvature import fit_curvature
 
-    posterior = making.posterior
-    assert isinstance(making, QuestionMaking)
+    posterior = inputs.posterior
+    assert isinstance(inputs, QuestionPostHocInputs)
     assert isinstance(posterior, LaplacePosterior)
-    posterior.start_from(making.loras[0])
-    predictor = making.predictor
-    advance = making.report.stage("measuring the curvature")
+    posterior.start_from(inputs.loras[0])
+    predictor = inputs.predictor
+    advance = inputs.report.stage("measuring the curvature")
     fit_curvature(
         predictor.scorer,
-        making.train.encoded,
+        inputs.train.encoded,
         posterior,
         advance=advance,
         batch_tokens=predictor.batch_tokens,
@@ -38,30 +38,30 @@ def make(making: Making) -> Made:
     if posterior.config.prior != "given":
         posterior.prior_precision = posterior.best_precision()
     if posterior.config.prior == "validation":
-        posterior.prior_precision = _best_on_validation(making, posterior)
-    return Made({"prior_precision": posterior.prior_precision, "log_evidence": posterior.log_evidence()})
+        posterior.prior_precision = _best_on_validation(inputs, posterior)
+    return PostHocResult({"prior_precision": posterior.prior_precision, "log_evidence": posterior.log_evidence()})
 
 
-def _best_on_validation(making: QuestionMaking, posterior: LaplacePosterior) -> float:
+def _best_on_validation(inputs: QuestionPostHocInputs, posterior: LaplacePosterior) -> float:
     """The precision with the least validation NLL."""
     from bayeslora import metrics
     from bayeslora.tasks import require_gold
 
-    gold = np.array(require_gold(making.validation.items))
+    gold = np.array(require_gold(inputs.validation.items))
     precisions = [posterior.prior_precision * step for step in STEPS]
-    scores = _scores_at(precisions, making, posterior)
+    scores = _scores_at(precisions, inputs, posterior)
     nlls = [metrics.nll(np.exp(it.predictive), gold) for it in scores]
     return precisions[int(np.argmin(nlls))]
 
 
 def _scores_at(
-    precisions: Sequence[float], making: QuestionMaking, posterior: LaplacePosterior
+    precisions: Sequence[float], inputs: QuestionPostHocInputs, posterior: LaplacePosterior
 ) -> Iterator[DrawScores]:
     """Scores of the validation questions at each precision."""
     from bayeslora.predict.linearised.scores import score_at_precisions
 
-    predictor, encoded = making.predictor, making.validation.encoded
-    advance = making.report.stage("choosing the prior")
+    predictor, encoded = inputs.predictor, inputs.validation.encoded
+    advance = inputs.report.stage("choosing the prior")
     if posterior.config.predictive != "draws":
         yield from score_at_precisions(
             predictor.scorer,
@@ -85,6 +85,6 @@ METHOD = Method(
     description="a Laplace approximation around a trained LoRA, predicted by the linearised model",
     posterior=LaplacePosterior,
     presets=lora.METHOD.presets,
-    make=make,
+    fit_post_hoc=fit,
     needs_options=True,
 )

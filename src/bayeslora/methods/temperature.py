@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from bayeslora.methods import lora
-from bayeslora.methods.base import Made, Making, Method
+from bayeslora.methods.base import Method, PostHocInputs, PostHocResult
 from bayeslora.posterior.point import PointPosterior
 
 
-def make(making: Making) -> Made:
+def fit(inputs: PostHocInputs) -> PostHocResult:
     """Fit the temperature on the validation split."""
     from bayeslora.predict.calibrate import Calibration
 
-    making.posterior.start_from(making.loras[0])
-    temperature = making.fit_temperature(making.report.stage("fitting the temperature"))
-    return Made({"temperature": temperature}, Calibration(temperature=temperature, split="validation"))
+    inputs.posterior.start_from(inputs.loras[0])
+    temperature = inputs.fit_temperature(inputs.report.stage("fitting the temperature"))
+    return PostHocResult({"temperature": temperature}, Calibration(temperature=temperature, split="validation"))
 
 
 METHOD = Method(
@@ -21,5 +21,5 @@ METHOD = Method(
     description="a LoRA whose probabilities are softened by a temperature fitted on held-out data",
     posterior=PointPosterior,
     presets=lora.METHOD.presets,
-    make=make,
+    fit_post_hoc=fit,
 )

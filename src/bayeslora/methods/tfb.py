@@ -9,22 +9,22 @@ import numpy as np
 
 from bayeslora.errors import InputError
 from bayeslora.methods import lora
-from bayeslora.methods.base import Made, Making, Method, QuestionMaking
+from bayeslora.methods.base import Method, PostHocInputs, PostHocResult, QuestionPostHocInputs
 from bayeslora.posterior.tfb import TfbConfig, TfbPosterior
 
 WIDENINGS = 12
 """How often the interval is doubled or halved, at most, until its ends lie on both sides of the tolerance."""
 
 
-def make(making: Making) -> Made:
+def fit(inputs: PostHocInputs) -> PostHocResult:
     """Find the largest width whose predictions on the anchors stay within the tolerance; labels are not looked at."""
-    posterior = making.posterior
-    assert isinstance(making, QuestionMaking)
+    posterior = inputs.posterior
+    assert isinstance(inputs, QuestionPostHocInputs)
     assert isinstance(posterior, TfbPosterior)
-    posterior.start_from(making.loras[0])
-    change = _change_on_anchors(making, posterior)
+    posterior.start_from(inputs.loras[0])
+    change = _change_on_anchors(inputs, posterior)
     posterior.width = search_width(change, posterior.config)
-    return Made({"width": posterior.width, "change": change(posterior.width)})
+    return PostHocResult({"width": posterior.width, "change": change(posterior.width)})
 
 
 def search_width(change: Callable[[float], float], config: TfbConfig) -> float:
@@ -60,16 +60,16 @@ def search_width(change: Callable[[float], float], config: TfbConfig) -> float:
     return high if config.upper_end else low
 
 
-def _change_on_anchors(making: QuestionMaking, posterior: TfbPosterior) -> Callable[[float], float]:
+def _change_on_anchors(inputs: QuestionPostHocInputs, posterior: TfbPosterior) -> Callable[[float], float]:
     """How far predictions move on the anchors at a given width. All widths see the same noise."""
     config = posterior.config
-    rows = list(range(len(making.train)))
-    random.Random(f"{making.seed} anchors").shuffle(rows)
-    anchors = [making.train.encoded[row] for row in rows[: config.anchors]]
-    sampling = making.predictor.with_draws(samples=config.samples)
-    before = making.predictor.with_draws(samples=0).score(anchors).predictive
+    rows = list(range(len(inputs.train)))
+    random.Random(f"{inputs.seed} anchors").shuffle(rows)
+    anchors = [inputs.train.encoded[row] for row in rows[: config.anchors]]
+    sampling = inputs.predictor.with_draws(samples=config.samples)
+    before = inputs.predictor.with_draws(samples=0).score(anchors).predictive
     labels = before.argmax(axis=1)
-    advance = making.report.stage("searching the width")
+    advance = inputs.report.stage("searching the width")
     tried = 0
 
     def nll(log_probabilities: np.ndarray) -> float:
@@ -95,6 +95,6 @@ METHOD = Method(
     description="noise around a trained LoRA, as wide as its predictions bear",
     posterior=TfbPosterior,
     presets=lora.METHOD.presets,
-    make=make,
+    fit_post_hoc=fit,
     needs_options=True,
 )

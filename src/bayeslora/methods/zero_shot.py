@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bayeslora.methods import lora
-from bayeslora.methods.base import Made, Making, Method
+from bayeslora.methods.base import Method, PostHocInputs, PostHocResult
 from bayeslora.posterior.point import PointPosterior
 
 
-def make(making: Making) -> Made:
+def fit(inputs: PostHocInputs) -> PostHocResult:
     """Nothing: the update of a fresh point is zero."""
-    return Made()
+    return PostHocResult()
 
 
 METHOD = Method(
@@ -17,6 +17,6 @@ METHOD = Method(
     description="the base model as it is, untrained",
     posterior=PointPosterior,
     presets=lora.METHOD.presets,
-    make=make,
+    fit_post_hoc=fit,
     loras=lambda settings: 0,
 )

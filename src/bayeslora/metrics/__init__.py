@@ -1,7 +1,7 @@
-"""What predictions are worth: scores, calibration, uncertainty, selective answers, sets, tokens, intervals.
+"""Metrics of predictions: scores, calibration, uncertainty, selective answers, sets, tokens, intervals.
 
-Pure functions of probabilities ``[N, C]`` and integer labels ``[N]``. Needs nothing but numpy; CPU
-tensors of torch are taken as arrays.
+Pure functions of probabilities ``[N, C]`` and integer labels ``[N]``. Only numpy is needed; CPU
+tensors of torch are accepted as arrays.
 
 Example:
     >>> probs = [[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.5, 0.3, 0.2], [0.0, 0.4, 0.6]]

@@ -1,12 +1,12 @@
-"""How far to trust a metric measured on N rows: percentile bootstrap, for one model or two compared.
+"""Percentile bootstrap: intervals of a metric measured on N rows, and paired comparisons of two models.
 
 Rows are drawn with replacement and the metric is computed anew, many times; the interval spans the middle
 ``level`` of those values (order statistics, not interpolated, so that an infinite log-loss stays an
 answer).
 
-A metric must be defined on every resample: one that raises, such as an AUROC without a single error, ends
-the whole. Those that are sums over rows (accuracy, log-loss, Brier score, calibration error) are taken over all resamples at
-once; others call by call.
+A metric must be defined on every resample: if it raises, such as an AUROC without a single error, the exception
+is propagated. Metrics that are sums over rows (accuracy, log-loss, Brier score, calibration error) are computed for all
+resamples at once; others call by call.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def bootstrap_interval_over_runs(
     resamples: int = 1000,
     seed: int = 0,
 ) -> Interval:
-    """The same for a method that was run several times: the metric is averaged over the runs.
+    """Percentile interval for a method with several runs: the metric is averaged over the runs.
 
-    Rows and runs are drawn with replacement, so the interval is about the questions and about the seeds. All runs see the
+    Rows and runs are drawn with replacement, so the interval covers both questions and seeds. All runs use the
     same resample of the rows.
     """
     if not runs:
@@ -113,9 +113,9 @@ def paired_bootstrap_over_runs(
     resamples: int = 1000,
     seed: int = 0,
 ) -> PairedDifference:
-    """The same for two methods that were each run several times, as in :func:`bootstrap_interval_over_runs`.
+    """Compare two methods with several runs each, as in :func:`bootstrap_interval_over_runs`.
 
-    Equally many runs are taken for those of the same seeds, in the same order, and the same seeds are drawn for both.
+    If both have equally many runs, these are assumed to share seeds in the same order, and the same seeds are drawn for both.
     """
     if not runs_a or not runs_b:
         raise ValueError(f"need at least one run of each, got {len(runs_a)} and {len(runs_b)}")
@@ -172,7 +172,7 @@ class _Mean:
         return float(np.average(values, weights=[weight for _, weight in drawn]))
 
     def terms(self) -> NDArray[np.float64] | None:
-        """Those of all runs, ``[N, runs, B]``; none if the metric has no such form, or some are infinite."""
+        """Terms of all runs, ``[N, runs, B]``; ``None`` if the metric has no such form, or some are infinite."""
         if self.metric not in _TERMS:
             return None
         terms = np.stack([_TERMS[self.metric](probs, self.labels) for probs in self.runs], axis=1)
@@ -180,11 +180,11 @@ class _Mean:
 
 
 _AT_ONCE = 2**22
-"""Rows of resamples that are held at once."""
+"""Rows of resamples in memory at once."""
 
 
 def _resample(means: Sequence[_Mean], resamples: int, seed: int) -> list[NDArray[np.float64]]:
-    """Each of these on the same ``resamples`` draws of rows with replacement, and of runs."""
+    """Evaluate each mean on the same ``resamples`` draws of rows, and of runs, with replacement."""
     rng, n = np.random.default_rng(seed), len(means[0].labels)
     rounds = check_count(resamples, "resamples")
     values = [np.empty(rounds) for _ in means]
@@ -207,7 +207,7 @@ def _resample(means: Sequence[_Mean], resamples: int, seed: int) -> list[NDArray
 
 
 def _draw_runs(count: int, rounds: int, seed: int) -> NDArray[np.float64]:
-    """Shares ``[rounds, runs]`` of runs that are drawn with replacement; the same for as many runs."""
+    """Weights ``[rounds, runs]`` of runs drawn with replacement; equal for equal ``count``."""
     drawn = np.random.default_rng([seed, count]).multinomial(count, np.full(count, 1 / count), size=rounds)
     return drawn / count
 

@@ -1,7 +1,7 @@
 """Calibration: is the model right in 80 % of the cases in which it says 80 %?
 
-Rows are put into bins by confidence (the largest probability), and per bin mean confidence is held
-against accuracy:
+Rows are binned by confidence (the largest probability), and the mean confidence of each bin is compared
+with its accuracy:
 
     ECE = Σ_b n_b/N |acc_b − conf_b|,      MCE = max_b |acc_b − conf_b|
 
@@ -29,7 +29,7 @@ from bayeslora.metrics.validation import (
 )
 
 BINS = 15
-"""Bins of a calibration error, unless it is told."""
+"""Default number of bins of a calibration error."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,9 +92,9 @@ def adaptive_ece(probs: ArrayLike, labels: ArrayLike, bins: int = BINS) -> float
     """Expected calibration error with bins of equal mass instead of equal width.
 
     Rows in order of confidence are cut into ``bins`` runs whose lengths differ by at most 1, the longer
-    ones first (:func:`numpy.array_split`). Equal confidences are never cut apart, else the result would
-    depend on the order of
-    rows: all of them go to the bin of the first, that is, a cut amid equal ones moves up behind the last.
+    ones first (:func:`numpy.array_split`). Equal confidences are never split, else the result would
+    depend on the order of rows: all of them go to the bin of the first, that is, a cut among equal ones moves
+    behind the last.
     """
     confidence, correct = top_class(*check_classification(probs, labels))
     order = np.argsort(confidence)
@@ -134,7 +134,7 @@ def classwise_ece(
 
 
 def bin_of(confidence: FloatArray, bins: int) -> NDArray[np.int64]:
-    """Which of ``bins`` bins of equal width every confidence is in."""
+    """Index of the equal-width bin of every confidence."""
     return np.clip(np.searchsorted(_edges(confidence, bins), confidence, side="left") - 1, 0, bins - 1)
 
 

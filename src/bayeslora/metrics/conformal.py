@@ -30,7 +30,7 @@ def conformal_threshold(probs: ArrayLike, labels: ArrayLike, level: float = 0.9)
     """Largest score ``1 − p`` that an option of a prediction set may have, from calibration rows.
 
     Infinite, which makes every set the full one, if there are fewer than ``level / (1 − level)`` rows: no
-    smaller sets could keep the promise.
+    smaller sets could guarantee the level.
     """
     p, y = check_classification(probs, labels)
     rank = ceil_product(check_open_share(level, "level"), len(y) + 1)
@@ -47,8 +47,8 @@ def conformal_sets(probs: ArrayLike, threshold: float, present: ArrayLike | None
         threshold: from :func:`conformal_threshold` on other rows.
         present: boolean ``[N, C]``, which options a row offers; absent ones are never in a set. Without
             it every column is an option. That matters only for a threshold of 1 or more, which lets
-            options with probability 0 in: they may be the truth, and leaving them out would break the
-            promise.
+            options with probability 0 in: they may be right, and leaving them out would break the
+            guarantee.
     """
     if math.isnan(threshold):
         raise ValueError("threshold must be a number, got nan")
@@ -69,7 +69,7 @@ def mean_set_size(sets: ArrayLike) -> float:
 
 
 def _score(p: FloatArray) -> FloatArray:
-    """In float64, so that float32 and float64 rows are held against the same threshold."""
+    """Score in float64, so that float32 and float64 rows are compared with the same threshold."""
     return 1.0 - p.astype(np.float64)
 
 

@@ -19,7 +19,7 @@ def accuracy(probs: ArrayLike, labels: ArrayLike) -> float:
 
 
 def nll(probs: ArrayLike, labels: ArrayLike) -> float:
-    """``−mean log p_y`` in nats. A label with probability 0 makes it infinite, and nothing hides that."""
+    """``−mean log p_y`` in nats. A label with probability 0 makes it infinite; it is not clipped."""
     p, y = check_classification(probs, labels)
     return mean_nll(label_probability(p, y))
 

@@ -1,10 +1,10 @@
-"""Answering only when sure: does confidence tell right from wrong, and where to set the bar?
+"""Selective prediction: how well confidence separates right from wrong answers, and which threshold to use.
 
 ``confidence [N]`` is any score that is higher where the model is surer (the largest probability, minus
 the entropy, ...) and ``correct [N]`` says which answers were right. A threshold ``t`` accepts the rows
 with ``confidence >= t``; coverage is the share accepted, risk the share of errors among them.
 
-Rows of equal confidence cannot be told apart, so no number here depends on their order. A threshold
+Rows of equal confidence are indistinguishable, so no number here depends on their order. A threshold
 accepts all of them or none; where ``k`` rows must be taken from within such a group, the expectation over
 random orders counts.
 """
@@ -60,23 +60,23 @@ def auroc(scores: ArrayLike, positives: ArrayLike) -> float:
 
 
 def shift_auroc(own: ArrayLike, shifted: ArrayLike) -> float:
-    """:func:`auroc` of a score, such as an uncertainty, as a detector of questions from elsewhere.
+    """:func:`auroc` of a score, such as an uncertainty, as a detector of out-of-distribution questions.
 
     Args:
-        own: ``[N]``, scores of questions like those that were learnt from.
-        shifted: ``[M]``, scores of others, which should be higher.
+        own: ``[N]``, scores of in-distribution questions.
+        shifted: ``[M]``, scores of shifted questions, which should be higher.
     """
     inside, outside = check_scores(own, "own"), check_scores(shifted, "shifted")
     return auroc(np.concatenate([inside, outside]), np.arange(len(inside) + len(outside)) >= len(inside))
 
 
 def confidence_auroc(probs: ArrayLike, labels: ArrayLike) -> float:
-    """:func:`auroc` of the largest probability as a detector of right answers; 0.5 is no use at all."""
+    """:func:`auroc` of the largest probability as a detector of right answers; 0.5 is chance."""
     return auroc(*top_class(*check_classification(probs, labels)))
 
 
 def risk_coverage(confidence: ArrayLike, correct: ArrayLike) -> RiskCoverage:
-    """The trade between answering more and erring less."""
+    """Risk-coverage curve: the error rate at every coverage."""
     s, right = check_outcomes(confidence, correct)
     threshold, accepted, errors = _accepted_errors(s, right)
     return RiskCoverage(threshold, accepted / len(s), errors / accepted)

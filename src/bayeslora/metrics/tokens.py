@@ -1,8 +1,8 @@
 """Metrics over the tokens of generated or scored text.
 
 A token is a classification over the vocabulary, but probabilities of all tokens at once do not fit into
-memory. :func:`token_scores` boils a chunk down to a few numbers per token; chunks are put together with
-:meth:`TokenScores.concatenate` and every metric is computed from those.
+memory. :func:`token_scores` reduces a chunk to a few numbers per token; chunks are joined with
+:meth:`TokenScores.concatenate`, and every metric is computed from those.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from bayeslora.metrics.validation import (
 
 @dataclass(frozen=True, eq=False)
 class TokenScores:
-    """What metrics need to know of each of ``N`` tokens, as flat arrays ``[N]``.
+    """Statistics of ``N`` tokens that metrics need, as flat arrays ``[N]``.
 
-    There may be no tokens at all (a chunk of nothing but padding), but then no metric.
+    It may be empty (a chunk of padding only); then no metric is defined.
 
     Attributes:
-        label_probability: probability of the token that was there.
+        label_probability: probability of the observed token.
         confidence: largest probability.
-        correct: whether the most probable token was the one that was there.
+        correct: whether the most probable token is the observed one.
         entropy: entropy of the prediction, in nats.
         brier: ``Σ_v (p_v − 1[y = v])²``.
     """
@@ -73,7 +73,7 @@ class TokenScores:
 
     @property
     def accuracy(self) -> float:
-        """Share of tokens that were the most probable one."""
+        """Share of tokens predicted correctly."""
         return float(_not_empty(self.correct).mean())
 
     @property
@@ -93,9 +93,9 @@ def token_scores(probs: ArrayLike, labels: ArrayLike, mask: ArrayLike | None = N
 
     Args:
         probs: ``[..., T, V]``.
-        labels: ``[..., T]``, the tokens that were there.
-        mask: boolean ``[..., T]``, which positions count; all of them if not given. What is at other
-            positions is not looked at: labels there may be -100 and probabilities anything.
+        labels: ``[..., T]``, the observed tokens.
+        mask: boolean ``[..., T]``, which positions count; all of them if not given. Other positions are
+            ignored: labels there may be -100 and probabilities anything.
     """
     p, y = real_array(probs, "probs"), np.asarray(labels)
     if p.ndim < 2:

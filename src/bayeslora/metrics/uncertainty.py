@@ -1,4 +1,4 @@
-"""How uncertain a prediction is, and how much of that lies between the draws.
+"""Predictive uncertainty, and its split into aleatoric and epistemic parts.
 
 With ``n`` draws of the weights and their predictions ``p_k``:
 

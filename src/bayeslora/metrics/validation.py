@@ -1,4 +1,4 @@
-"""The one place that checks what metrics are given; every failure is a ``ValueError`` that says what it saw.
+"""Input checks of all metrics; every failure is a ``ValueError`` that reports the offending value.
 
 Probabilities are ``[N, C]``, or ``[..., C]`` where stated: finite, not negative, rows that sum to 1. Rows
 may offer different numbers of options (three answers here, five there); an absent option is a column with
@@ -98,7 +98,7 @@ def check_scores(scores: ArrayLike, name: str) -> FloatArray:
 def check_outcomes(
     scores: ArrayLike, outcomes: ArrayLike, names: tuple[str, str] = ("confidence", "correct")
 ) -> tuple[FloatArray, BoolArray]:
-    """Numbers ``[N]`` and what came of each, as booleans ``[N]`` (integers 0 and 1 are taken as such)."""
+    """Numbers ``[N]`` and their outcomes as booleans ``[N]`` (integers 0 and 1 are accepted)."""
     s = check_scores(scores, names[0])
     return s, _boolean(outcomes, names[1], s.shape)
 
@@ -116,7 +116,7 @@ def check_mask(mask: ArrayLike | None, shape: tuple[int, ...]) -> BoolArray:
 
 
 def check_count(count: int, name: str) -> int:
-    """A number of things, at least 1."""
+    """A count, at least 1."""
     if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
         raise ValueError(f"{name} must be an integer of at least 1, got {count!r}")
     return int(count)
@@ -137,12 +137,12 @@ def share_to_count(share: float, n: int, name: str) -> int:
 
 
 def ceil_product(share: float, n: int) -> int:
-    """``⌈share · n⌉`` of the number that was meant: 7 for ``0.07 · 100``, which is 7.000000000000001."""
+    """``⌈share · n⌉`` without round-off error: 7 for ``0.07 · 100``, which is 7.000000000000001."""
     return math.ceil(share * n * (1 - _ROUND_OFF))
 
 
 def real_array(values: ArrayLike, name: str) -> FloatArray:
-    """Floating values as they are, integers (and what is wider than float64) as float64."""
+    """Floating values unchanged, integers (and types wider than float64) as float64."""
     a = np.asarray(values)
     if a.dtype.kind not in "fiu":
         raise ValueError(f"{name} must be real numbers, got dtype {a.dtype}")

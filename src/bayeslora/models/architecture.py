@@ -1,7 +1,7 @@
 """The two decoder families whose GGUF files can be converted: their sizes, their config and their weights.
 
 llama.cpp renames the tensors and, for ``llama``, reorders the rows of the query and key projections, because its
-rotary embedding turns neighbouring pairs where Hugging Face's turns the two halves of a head. Both are undone here.
+rotary embedding rotates adjacent pairs where Hugging Face's rotates the two halves of a head. Both are undone here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bayeslora.models.gguf import GGUFError, GGUFFile, GGUFTensor
 from bayeslora.models.quants import Values, dequantize
 
 TIED_ERROR = 0.3
-"""Relative difference up to which embedding and head are taken for two quantisations of one matrix.
+"""Relative difference up to which embedding and head count as two quantisations of one matrix.
 
 Four bits cost about 0.1; two different matrices are about 1 or more apart.
 """
@@ -25,7 +25,7 @@ Four bits cost about 0.1; two different matrices are about 1 or more apart.
 
 @dataclass(frozen=True)
 class Family:
-    """What differs between the supported architectures."""
+    """Differences between the supported architectures."""
 
     model_class: str
     tokenizer: str
@@ -57,7 +57,7 @@ class Decoder:
 
     @property
     def family(self) -> Family:
-        """What is particular to its architecture."""
+        """Specifics of its architecture."""
         return FAMILIES[self.architecture]
 
     @property
@@ -67,7 +67,7 @@ class Decoder:
 
     @classmethod
     def from_gguf(cls, file: GGUFFile) -> Decoder:
-        """Read and check the sizes; what cannot be converted rightly is refused."""
+        """Read and check the sizes; unsupported files are refused."""
         architecture = file.field("general.architecture", str)
         tokenizer = file.field("tokenizer.ggml.pre", str)
         if architecture not in FAMILIES or FAMILIES[architecture].tokenizer != tokenizer:
@@ -133,13 +133,13 @@ class Decoder:
             "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},  # transformers 5
             "tie_word_embeddings": tied,
             "dtype": dtype,
-            # of this file's layout; without it transformers takes a local tokenizer for a broken Mistral one and warns
+            # version of the file layout; without it transformers mistakes the tokenizer for a broken Mistral one and warns
             "transformers_version": "5.0.0",
             **token_ids,
         }
 
     def tensors(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Hugging Face name and shape of every tensor there must be, by its name in the GGUF file."""
+        """Hugging Face name and shape of every required tensor, by its name in the GGUF file."""
         queries, keys = self.hidden, self.head * self.kv_heads
         linears = {
             "attn_q": ("self_attn.q_proj", queries, self.hidden),
@@ -170,8 +170,8 @@ def convert_weights(
 ) -> tuple[dict[str, NDArray[Any]], bool]:
     """All weights under their Hugging Face names, and whether embedding and head are tied.
 
-    A file may hold a tied matrix twice, the head in more bits than the embedding. Then the head is kept for both: it is
-    the better copy, and a model that was trained tied stays so.
+    A file may hold a tied matrix twice, the head in more bits than the embedding. Then the head is used for both: it is
+    the more precise copy, and a model that was trained tied stays tied.
     """
     table = decoder.tensors()
     head = file.tensors.get("output.weight")
@@ -197,7 +197,7 @@ def convert_weights(
 
 
 def _check_tensors(file: GGUFFile, table: dict[str, tuple[str, tuple[int, ...]]]) -> None:
-    """Every tensor must be there with its shape, and no other: an unknown one would be silently left out."""
+    """Require exactly these tensors with their shapes: an unknown tensor would be dropped silently."""
     for name, (_, shape) in table.items():
         if name not in file.tensors:
             raise GGUFError(
@@ -226,9 +226,9 @@ def _unpermute(values: Values, heads: int) -> Values:
 
 
 def _compact(values: Values) -> NDArray[Any]:
-    """The values in float16, or as they are where float16 would overflow.
+    """The values in float16, or unchanged where float16 would overflow.
 
-    float16 keeps what a quantised file knows (KL to float32 about 2e-6 for SmolLM2) better than bfloat16 (6e-5) does.
+    float16 preserves the precision of a quantised file (KL to float32 about 2e-6 for SmolLM2) better than bfloat16 (6e-5).
     """
     with np.errstate(over="ignore"):
         half = values.astype(np.float16)
@@ -243,7 +243,7 @@ def _size(file: GGUFFile, key: str, default: int | None = None) -> int:
 
 
 def _number(file: GGUFFile, key: str, default: float | None = None) -> float:
-    """A positive float32 as the shortest decimal that means it: 1e-05, not 9.999999747378752e-06."""
+    """A positive float32 as its shortest decimal: 1e-05, not 9.999999747378752e-06."""
     value = file.field(key, float, default)
     with np.errstate(over="ignore"):
         short = float(str(np.float32(value)))

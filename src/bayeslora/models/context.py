@@ -1,4 +1,4 @@
-"""How much a model can read."""
+"""Context length of a model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 
 def context_length(model: nn.Module) -> int | None:
-    """Tokens of the longest text that the model was made for; none if its configuration does not say."""
+    """Longest context of the model in tokens; ``None`` if its configuration does not say."""
     config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     return getattr(text, "max_position_embeddings", None)

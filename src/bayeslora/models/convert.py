@@ -1,8 +1,8 @@
-"""From a GGUF file to an ordinary Hugging Face directory.
+"""Convert a GGUF file into an ordinary Hugging Face directory.
 
 transformers can read GGUF files itself, but marks the model as quantised (it can then be neither trained nor saved) and
-loses the pre-tokenizer of SmolLM2. So weights and tokenizer are rebuilt here from the file's own fields, and what comes
-out is a plain directory for every tool: ``model.safetensors`` in float16 (see ``architecture``), the tokenizer and the
+loses the pre-tokenizer of SmolLM2. So weights and tokenizer are rebuilt here from the file's own fields, and the
+result is a plain directory for every tool: ``model.safetensors`` in float16 (see ``architecture``), the tokenizer and the
 chat template.
 """
 
@@ -23,7 +23,7 @@ from bayeslora.models.gguf import read_gguf
 from bayeslora.models.tokenizer import convert_tokenizer
 
 CONVERTER_VERSION = 1
-"""Part of the name of every cached conversion: raise it when what is written changes."""
+"""Part of the name of every cached conversion: increase it when the output changes."""
 
 REQUIRED_FILES = (
     "model.safetensors",
@@ -33,22 +33,22 @@ REQUIRED_FILES = (
     "tokenizer_config.json",
 )
 FILES = (*REQUIRED_FILES, "chat_template.jinja")
-"""All that is ever written. ``force`` replaces a directory of nothing but these."""
+"""All files that may be written. ``force`` only replaces a directory that contains no others."""
 
 Progress = Callable[[int, int], None]
-"""Called with the number of tensors done and of all."""
+"""Progress callback: number of tensors done, total number of tensors."""
 
 
 def convert_gguf(source: Path, target: Path, *, force: bool = False, progress: Progress | None = None) -> None:
     """Write the model in the GGUF file ``source`` (SmolLM2 or Qwen2.5) as the Hugging Face directory ``target``.
 
-    The directory appears complete or not at all. Embedding and head are tied where the model was trained so.
+    The directory is written atomically. Embedding and head are tied if the model was trained so.
 
     Args:
         source: the GGUF file.
         target: the directory to write; if it exists it must be empty.
         force: replace a directory that an earlier conversion wrote.
-        progress: told how many tensors are done, and of how many.
+        progress: progress callback.
 
     Raises:
         InputError: the file cannot be converted, or the target may not be written.

@@ -1,4 +1,4 @@
-"""Which device and which precision a model is loaded with."""
+"""Device and precision of a model."""
 
 from __future__ import annotations
 

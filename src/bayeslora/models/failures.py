@@ -1,4 +1,4 @@
-"""What went wrong while loading a model, as one line a user can act on.
+"""Turn failures to load a model into one-line errors that a user can act on.
 
 transformers wraps the hub's errors in general ones and explains them over many lines; the true cause is found by its
 type along the chain of exceptions.
@@ -13,7 +13,7 @@ from bayeslora.errors import InputError, first_line
 
 
 def hub_failure(name: str, revision: str | None, error: BaseException) -> InputError | None:
-    """The line for an error that has to do with the hub, or nothing if it has not."""
+    """The error for a failure of the hub, or ``None`` if it is another failure."""
     from huggingface_hub import errors
 
     causes = list(_chain(error))
@@ -43,7 +43,7 @@ def hub_failure(name: str, revision: str | None, error: BaseException) -> InputE
 
 
 def remote_code_failure(name: str, error: BaseException) -> InputError | None:
-    """The line for a model that brings its own code, or nothing if it does not."""
+    """The error for a model that needs remote code, or ``None`` if it does not."""
     if not any("trust_remote_code" in str(cause) for cause in _chain(error)):
         return None
     return InputError(
@@ -53,7 +53,7 @@ def remote_code_failure(name: str, error: BaseException) -> InputError | None:
 
 
 def damaged_weights(name: str, directory: Path | None, error: BaseException) -> InputError:
-    """The line for safetensors files that cannot be read, naming the first such file of a directory."""
+    """The error for unreadable safetensors files, naming the first such file of a directory."""
     from safetensors import SafetensorError, safe_open
 
     what = "a file of its weights"

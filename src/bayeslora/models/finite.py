@@ -1,4 +1,4 @@
-"""Weights with numbers that are none: NaN and infinity, found in one pass and named."""
+"""Find weights with NaN or infinity in one pass, and name them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 
 def require_finite_weights(model: nn.Module, name: str) -> None:
-    """Refuse a model whose weights are not all finite; ``name`` is what the user calls it."""
+    """Refuse a model whose weights are not all finite; ``name`` is its name for the user."""
     found = first_not_finite(model.named_parameters())
     if found is not None:
         raise InputError(f"{name}: its weights hold NaN or infinity, in {found!r}; get the model again")
 
 
 def first_not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
-    """Name of the first of these tensors that holds NaN or infinity; what is no float (quantised weights) is left out.
+    """Name of the first of these tensors that contains NaN or infinity; non-float tensors (quantised weights) are skipped.
 
-    Smallest and largest number tell it, as both are NaN if any number is. That reads a tensor once and needs no mask of its
-    size, and devices are waited for only in the end.
+    It checks minimum and maximum, which are both NaN if any number is. That reads a tensor once, needs no mask of its size, and
+    synchronises with devices only at the end.
     """
     import torch
 
@@ -37,8 +37,8 @@ def first_not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
 
 
 def _ends(tensor: Tensor) -> Tensor:
-    """The smallest and the largest number."""
+    """Minimum and maximum."""
     import torch
 
-    wide = tensor.float() if tensor.dtype.itemsize == 1 else tensor  # floats so small have no order in torch
+    wide = tensor.float() if tensor.dtype.itemsize == 1 else tensor  # torch cannot compare 8-bit floats
     return torch.stack(torch.aminmax(wide)).double()

@@ -1,7 +1,7 @@
-"""4-bit weights that bitsandbytes reads back wrongly.
+"""Detect 4-bit weights that bitsandbytes dequantises wrongly.
 
-On x86 CPUs some versions of it (0.50.2 is one) read a weight by rows where it was written by blocks of 64 numbers. Rows of a
-length that is no multiple of a block then come out with the scales of others, without a word.
+On x86 CPUs some versions of it (0.50.2 is one) read a weight by rows where it was written by blocks of 64 numbers. Rows whose
+length is not a multiple of a block then silently get the scales of others.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from torch import nn
 
 BLOCK = 64
-"""Numbers that share a scale, as bitsandbytes has it by default."""
+"""Numbers that share a scale, the default of bitsandbytes."""
 
 _told: WeakSet[nn.Module] = WeakSet()
 
 
 def warn_of_wrong_rows(model: nn.Module) -> None:
-    """Tell, once for each model, that 4-bit layers of it are not what they were before they were quantised."""
+    """Warn, once per model, if its 4-bit layers are dequantised wrongly."""
     wrong = {name: layer.in_features for name, layer in _on_cpu(model) if layer.in_features % _block(layer)}
     if not wrong or model in _told or not reads_rows_wrongly():
         return
@@ -40,17 +40,17 @@ def warn_of_wrong_rows(model: nn.Module) -> None:
 
 @functools.cache
 def reads_rows_wrongly() -> bool:
-    """Whether a weight with short rows does not survive being quantised and read back on this CPU."""
+    """Whether quantising and dequantising a weight with short rows fails on this CPU."""
     import torch
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
     weight = torch.ones(BLOCK, BLOCK // 2)
-    weight[BLOCK // 2 :] = 100.0  # other blocks have other scales
+    weight[BLOCK // 2 :] = 100.0  # blocks get different scales
     return not torch.allclose(dequantize_4bit(*quantize_4bit(weight, quant_type="nf4")), weight)
 
 
 def _on_cpu(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The 4-bit layers of a model that a CPU computes."""
+    """The 4-bit layers of a model on the CPU."""
     bitsandbytes: Any = sys.modules.get("bitsandbytes")  # without it nothing is quantised
     if bitsandbytes is None:
         return

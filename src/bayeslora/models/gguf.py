@@ -46,7 +46,7 @@ DEFAULT_ALIGNMENT = 32
 
 
 class GGUFError(InputError):
-    """A GGUF file is damaged, or of a kind that is not supported."""
+    """A GGUF file is damaged or not supported."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class GGUFTensor:
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """Everything in a file. Arrays of strings are lists, other arrays are numpy's."""
+    """Contents of a file. Arrays of strings are lists, other arrays are numpy arrays."""
 
     path: Path
     version: int
@@ -73,7 +73,7 @@ class GGUFFile:
     tensors: dict[str, GGUFTensor]
 
     def field(self, key: str, kind: type[T], default: T | None = None) -> T:
-        """The value of a field, which must be there (unless it has a default) and of this very type."""
+        """The value of a field, which must exist (unless it has a default) and have exactly this type."""
         value = self.fields.get(key, default)
         if value is None:
             raise GGUFError(f"{self.path}: field {key!r} is missing; is this file a language model with its tokenizer?")
@@ -86,7 +86,7 @@ def read_gguf(path: Path) -> GGUFFile:
     """Read fields and tensor descriptions; the data stays on disk until it is used.
 
     Raises:
-        GGUFError: the file cannot be read, is damaged, or uses something that is not supported.
+        GGUFError: the file cannot be read, is damaged, or uses an unsupported feature.
     """
     if not path.is_file():
         raise GGUFError(f"{path}: " + ("not a regular file" if path.exists() else "no such file"))
@@ -134,7 +134,7 @@ class _Cursor:
         return int(struct.unpack("<Q", self.take(8))[0])
 
     def count(self, what: str, *, each: int) -> int:
-        """A number of things of which each takes at least so many bytes."""
+        """Read a count of entries that take at least ``each`` bytes."""
         count = self.u64()
         if count * each > self.left:
             self.fail(f"claims {count} {what} at byte {self.at - 8}, more than fit in the file; get the file again")
@@ -231,7 +231,7 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, GGUF
 
 @dataclass(frozen=True)
 class _Description:
-    """A tensor as the header announces it, not yet compared with the data."""
+    """A tensor as described by the header, not yet checked against the data."""
 
     name: str
     shape: tuple[int, ...]

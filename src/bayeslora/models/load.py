@@ -1,8 +1,7 @@
 """Load a causal language model and its tokenizer: a built-in one, a local directory, or a model of the hub.
 
-Everything that can be wrong with what the user gave ends in one :class:`~bayeslora.errors.InputError`, and as early as
-possible: names first, then the config, then the tokenizer, and the weights last. transformers and torch are imported
-when a model is loaded, not before.
+Invalid user input raises :class:`~bayeslora.errors.InputError` as early as possible: names are checked first, then the
+config, then the tokenizer, and the weights last. transformers and torch are imported only when a model is loaded.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def load_model(
 ) -> LoadedModel:
     """Load a causal language model with its tokenizer. Only safetensors weights are read.
 
-    A tokenizer without a pad token gets the end token as one; its padding side is left as it is.
+    A tokenizer without a pad token gets the end token as one; its padding side is unchanged.
 
     Args:
         name: ``smollm2``, a directory (``./smollm2`` if it has a built-in's name), or a hub id such as ``org/model``.
@@ -56,7 +55,7 @@ def load_model(
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``. ``auto`` takes the first of CUDA, MPS and CPU.
         bits: quantise the weights while loading, to NF4 (4) or LLM.int8 (8); needs bitsandbytes.
         attention: attention implementation of transformers, such as ``sdpa`` or ``eager``; by default its own choice.
-        trust_remote_code: run code that the model's repository brings along.
+        trust_remote_code: run code from the model's repository.
         revision: branch, tag or commit of a hub model.
 
     Raises:
@@ -78,7 +77,7 @@ def load_model(
 
 
 def load_empty(name: str, precision: torch.dtype, revision: str | None = None) -> LoadedModel:
-    """A model without its weights, on torch's ``meta`` device, with its tokenizer; code that it brings along is not run."""
+    """A model without its weights, on torch's ``meta`` device, with its tokenizer; remote code is not run."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -91,7 +90,7 @@ def load_empty(name: str, precision: torch.dtype, revision: str | None = None) -
 
 
 def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model without the model; code that it brings along is not run."""
+    """Load the tokenizer of a model without the model; remote code is not run."""
     import torch
 
     request = _Request(name, locate(name, revision), revision, False, torch.device("cpu"), torch.float32, None, None)
@@ -101,7 +100,7 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedToken
 
 @dataclass(frozen=True)
 class _Request:
-    """What is to be loaded, from where (``directory`` is empty for a hub model) and how."""
+    """What to load, from where (``directory`` is empty for a hub model) and how."""
 
     name: str
     directory: Path | None
@@ -118,16 +117,16 @@ class _Request:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What every ``from_pretrained`` is told."""
+        """Options of every ``from_pretrained``."""
         return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
 
     def known_failure(self, error: Exception) -> InputError | None:
-        """The line for failures that can come from any of the files."""
+        """The error for failures that any of the files can cause, or ``None``."""
         return hub_failure(self.name, self.revision, error) or remote_code_failure(self.name, error)
 
 
 def _quantization(bits: int | None, precision: torch.dtype) -> Any:
-    """The quantisation config for so many bits: NF4 with double quantisation as in QLoRA, or LLM.int8."""
+    """The quantisation config for ``bits``: NF4 with double quantisation as in QLoRA, or LLM.int8."""
     if bits is None:
         return None
     if bits not in (4, 8):
@@ -148,7 +147,7 @@ def _quantization(bits: int | None, precision: torch.dtype) -> Any:
 
 @contextlib.contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Without the library's reports and bars: what matters in them is raised as an error here."""
+    """Silence the library's messages and progress bars; relevant problems are raised as errors here."""
     from transformers.utils import logging
 
     verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -167,7 +166,7 @@ def _load_config(request: _Request) -> PreTrainedConfig:
 
     try:
         config = AutoConfig.from_pretrained(request.source, **request.options)
-    except Exception as error:  # whatever is wrong with a text file of settings, it was given by the user
+    except Exception as error:  # any problem with the config file is a user error
         raise request.known_failure(error) or InputError(
             f"{request.name}: its config.json cannot be used: {first_line(error)}"
         ) from error
@@ -176,7 +175,7 @@ def _load_config(request: _Request) -> PreTrainedConfig:
 
 
 def _require_causal(name: str, config: PreTrainedConfig) -> None:
-    """Refuse a model of another kind: transformers would load it, with a random head if need be."""
+    """Refuse a model that is not causal: transformers would load it, if necessary with a random head."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
     classes = config.architectures or [CAUSAL.get(config.model_type, config.model_type)]
@@ -193,7 +192,7 @@ def _load_tokenizer(request: _Request) -> PreTrainedTokenizerBase:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(request.source, **request.options)
-    except Exception as error:  # the library raises many kinds for missing and for unreadable files
+    except Exception as error:  # the library raises many types for missing and unreadable files
         raise request.known_failure(error) or InputError(
             f"{request.name}: no tokenizer can be loaded from it ({first_line(error)}); "
             "it needs the files of tokenizer.save_pretrained"
@@ -233,13 +232,13 @@ def _load_weights(request: _Request, config: PreTrainedConfig) -> PreTrainedMode
         raise failure from error
     model, report = loaded
     missing = sorted(report["missing_keys"])
-    if missing:  # the library has filled them with random numbers
+    if missing:  # the library initialised them randomly
         raise InputError(f"{request.name}: its weights lack {len(missing)} tensors, such as {missing[0]!r}")
     return model
 
 
 def _weights_failure(request: _Request, error: Exception) -> InputError | None:
-    """The line for a failure to build the model, or nothing if it is not the user's to mend."""
+    """The error for a failure to build the model, or ``None`` if the user cannot fix it."""
     name, reason = request.name, first_line(error)
     if "ignore_mismatched_sizes" in str(error):
         return InputError(f"{name}: the shapes of its weights do not fit its config.json; get the model again")

@@ -1,4 +1,4 @@
-"""From the name of a model to where it is: a built-in one, a directory, or the hub."""
+"""Resolve the name of a model: a built-in one, a directory, or the hub."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from bayeslora.models import smollm2
 class Builtin:
     """A model that comes with a Python package instead of the hub.
 
-    ``find`` gives its file if the package is installed, ``directory`` the model in Hugging Face format. ``hub_id`` is the model
-    of the hub that it is a copy of.
+    ``find`` returns its file if the package is installed, ``directory`` the model in Hugging Face format. ``hub_id`` is the
+    original model on the hub.
     """
 
     description: str
@@ -36,7 +36,7 @@ BUILTINS = {
 
 
 def locate(name: str, revision: str | None) -> Path | None:
-    """The directory a name stands for, or nothing if it must be a hub id."""
+    """The directory of a model, or ``None`` if the name must be a hub id."""
     path = Path(os.path.expanduser(name))
     local = name in BUILTINS or (bool(name) and os.path.exists(path))
     if local and revision is not None:
@@ -54,7 +54,7 @@ def locate(name: str, revision: str | None) -> Path | None:
 
 
 def portable_name(name: str) -> str | None:
-    """The name by which other tools and machines know a built-in model; nothing for others, whose names are their own."""
+    """The hub id of a built-in model, which other tools and machines know; ``None`` for other models."""
     return BUILTINS[name].hub_id if name in BUILTINS else None
 
 

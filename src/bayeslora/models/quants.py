@@ -42,7 +42,7 @@ def dequantize(raw: Bytes, form: BlockFormat) -> Values:
     blocks = np.ascontiguousarray(raw).reshape(-1, form.bytes)
     values = np.empty((len(blocks), form.size), dtype=np.float32)
     step = CHUNK // form.size
-    with np.errstate(all="ignore"):  # a damaged scale may be infinite; whoever uses the values looks at them
+    with np.errstate(all="ignore"):  # a damaged scale may be infinite; callers check the values
         for start in range(0, len(blocks), step):
             values[start : start + step] = form.decode(blocks[start : start + step])
     return values.reshape(len(raw), -1)

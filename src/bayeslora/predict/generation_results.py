@@ -1,4 +1,4 @@
-"""What was written, token by token, with how sure the model was of each; and how that is noted while it is written."""
+"""Results of generation: every token with its uncertainty, and how they are recorded during generation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Ranked = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True)
 class Token:
-    """One token and the distribution it was taken from; see :class:`Generation`."""
+    """One generated token with statistics of its distribution, as in :class:`Generation`."""
 
     id: int
     probability: float
@@ -35,7 +35,7 @@ class Token:
 
 
 Watch = Callable[[Mapping[int, Token]], None]
-"""Told after every step which token each row has got, by number; rows that have come to their end token are left out."""
+"""Callback after every step with the new token of each row, by row number; finished rows are left out."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class Generation:
     """A continuation, and how sure the model was of every token. Entropies are in nats.
 
     Attributes:
-        text: what was written, without special tokens.
-        token_ids: the same as tokens, the one that ended it included.
+        text: generated text, without special tokens.
+        token_ids: generated tokens, including the one that ended it.
         probabilities: of the tokens, averaged over the draws.
-        entropy: of the averaged distribution each token was taken from.
+        entropy: of the averaged distribution of each token.
         aleatoric: mean entropy of the draws' distributions.
-        epistemic: the rest, how far the draws disagree.
-        ended: whether it came to an end by itself, and not because it had all tokens it was allowed.
-        top: the most probable tokens at every step, if they were asked for.
+        epistemic: the rest, the disagreement between draws.
+        ended: whether it ended by an end token or stop text, not by the limit on tokens.
+        top: the most probable tokens at every step, if requested.
     """
 
     text: str
@@ -64,7 +64,7 @@ class Generation:
 
     @classmethod
     def of(cls, text: str, tokens: Sequence[Token], *, ended: bool) -> Generation:
-        """From its tokens."""
+        """Make a generation from its tokens."""
         return cls(
             text=text,
             token_ids=tuple(token.id for token in tokens),
@@ -78,31 +78,31 @@ class Generation:
 
     @property
     def tokens(self) -> list[Token]:
-        """The same token by token."""
+        """All tokens with their statistics."""
         columns = (self.token_ids, self.probabilities, self.entropy, self.aleatoric, self.epistemic)
         top = self.top or [()] * len(self.token_ids)
         return [Token(*row, ranked) for row, ranked in zip(zip(*columns, strict=True), top, strict=True)]
 
     @property
     def log_likelihood(self) -> float:
-        """Of the whole text under the average."""
+        """Log-likelihood of the whole text under the average."""
         return math.fsum(map(math.log, self.probabilities))
 
     @property
     def mutual_information(self) -> float:
-        """Between the text and the weights, token by token: the sum of the epistemic parts."""
+        """Mutual information between text and weights: the sum of the epistemic parts of all tokens."""
         return math.fsum(self.epistemic)
 
 
 class Record:
-    """Notes of every step what the draws said. To ``generate`` of transformers it is a streamer, which is told the tokens.
+    """Records the draws' distributions at every step; a streamer of transformers, which receives the tokens from ``generate``.
 
-    On some devices a token is told one step late: what was observed waits for the token that was taken from it.
+    On some devices a token arrives one step late, so distributions are queued until their token arrives.
 
     Args:
-        top: how many of the most probable tokens are noted.
-        end_tokens: after which a row has ended.
-        streamer: told what this one is told.
+        top: how many of the most probable tokens to record.
+        end_tokens: tokens that end a row.
+        streamer: another streamer to forward tokens to.
     """
 
     def __init__(self, top: int, end_tokens: set[int], streamer: BaseStreamer | None = None) -> None:
@@ -115,14 +115,14 @@ class Record:
         self._ended: set[int] = set()
 
     def observe(self, log_probabilities: Tensor) -> None:
-        """Told what every draw says of the next token, ``[n, B, T, vocabulary]``."""
+        """Queue the log-probabilities ``[n, B, T, vocabulary]`` of all draws for the next token."""
         draws = log_probabilities[:, :, -1]
         require_numbers(draws)
         averaged = average_draws(draws)
         self._observed.append((averaged, torch.stack([_entropy(averaged), _entropy(draws).mean(0)], dim=-1)))
 
     def put(self, value: Tensor) -> None:
-        """Told the prompts ``[B, T]`` first, then the tokens ``[B]`` of every step."""
+        """Receive the prompts ``[B, T]`` first, then the tokens ``[B]`` of every step."""
         if self._streamer is not None:
             self._streamer.put(value)
         if self._rows is None:
@@ -136,7 +136,7 @@ class Record:
         self._ended.update(row for row, token in enumerate(tokens) if token.id in self._end_tokens)
 
     def end(self) -> None:
-        """Told that all is written."""
+        """Signal the end of generation to the streamer."""
         if self._streamer is not None:
             self._streamer.end()
 
@@ -151,7 +151,7 @@ class Record:
         ]
 
     def generations(self, ends: Sequence[End]) -> list[Generation]:
-        """What was written, with the notes on it."""
+        """The generations with their recorded statistics."""
         assert self._rows is not None
         return [
             Generation.of(end.text, row[: end.length], ended=end.ended)
@@ -161,7 +161,7 @@ class Record:
 
 @dataclass(frozen=True)
 class End:
-    """Where a row of a batch ends, which goes on in padding while others are written."""
+    """Where a row of a batch ends; it is padded while others are generated."""
 
     length: int
     text: str
@@ -171,7 +171,7 @@ class End:
     def find(
         cls, ids: Sequence[int], end_tokens: set[int], stop: Sequence[str], tokenizer: PreTrainedTokenizerBase
     ) -> End:
-        """By an end token, a text that stops it, or else not before the last token."""
+        """Find the first end token or stop text; otherwise the row ends with its last token."""
         first = next((k + 1 for k, token in enumerate(ids) if token in end_tokens), None)
         length = len(ids) if first is None else first
         text = str(tokenizer.decode(ids[:length], skip_special_tokens=True))

@@ -1,14 +1,14 @@
-"""Scoring the options of a question with the prompt computed once for all of them, and without padding.
+"""Score the options of a question with a shared prompt, in packed batches with little padding.
 
 The options of a question follow its prompt in one sequence, and a row of the batch holds as many questions as fit:
 
     [prompt | option 1 | option 2 | prompt | option 1 | option 2 | option 3 | padding]
 
-An option sees its prompt and itself, but no other option and no other question, and its positions start where the prompt
+An option attends to its prompt and itself, but to no other option or question, and its positions start where the prompt
 ends. Only columns that predict a token of an option get logits. The result equals that of one sequence per option.
 
-Not every model can be told what sees what: recurrent layers carry on whatever went before, and some count positions by
-themselves. For those a batch holds one sequence per option (``apart``), and nothing is said.
+Not every model supports this mask: recurrent layers keep a state over the whole row, and some models compute positions
+themselves. For those a batch holds one sequence per option (``apart``), without a warning.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from bayeslora.errors import InputError
 Integers = NDArray[np.int64]
 
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""All of torch's attention kernels but cuDNN's, which compiles itself anew for every width of a batch: on an H200 that
+"""All of torch's attention kernels but cuDNN's, which is recompiled for every width of a batch: on an H200 that
 took 15 ms of each layer's backward pass, more than half of a training step."""
 
 WIDTHS = (1.0, 1.25, 1.5, 2.0)
-"""Widths that a batch may have, in lengths of its longest question. Wider rows leave fewer columns empty, but attention
+"""Candidate widths of a batch, in lengths of its longest question. Wider rows leave fewer columns empty, but attention
 grows with the width."""
 
 
@@ -47,7 +47,7 @@ class Encoded(Protocol):
 
     @property
     def option_ids(self) -> Sequence[Sequence[int]]:
-        """Tokens of what follows the prompt, for every option."""
+        """Tokens of every option, which follow the prompt."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class PackedBatch:
         input_ids: ``[R, T]``.
         position_ids: ``[R, T]``, starting anew with every question, and with every option where its prompt ends.
         question: ``[R, T]``, which question a column belongs to, or -1.
-        part: ``[R, T]``, what it is there: of the prompt (0) or of an option (its number, from 1).
+        part: ``[R, T]``, its part of the question: the prompt (0) or an option (its number, from 1).
         kept: ``[G, K]``, columns that need logits, counted through all rows, of each of ``G`` blocks of rows.
         source: ``[S]``, which of the kept columns predicts the token of an option.
         target: ``[S]``, that token.
         option: ``[S]``, the option it belongs to, counted through all questions (``O`` for each).
         lengths: ``[N, O]``, tokens per option; 0 where a question has no such option.
-        places: row and first column of every question; where they are apart, of every option with its prompt.
-        apart: whether every option has a row of its own.
+        places: row and first column of every question; if apart, of every option with its prompt.
+        apart: whether every option has its own row.
     """
 
     input_ids: Tensor
@@ -87,7 +87,7 @@ class PackedBatch:
 
     @property
     def visible(self) -> Tensor:
-        """``[R, T, T]``, which columns (last) a column sees: of its question's, not after it, the prompt and its own option."""
+        """``[R, T, T]``, which columns (last) a column attends to: its question's prompt and its own option, up to itself."""
         width = self.part.shape[1]
         before = torch.ones(width, width, dtype=torch.bool, device=self.part.device).tril()
         itself = torch.eye(width, dtype=torch.bool, device=self.part.device)  # for padding, or softmax gives NaN
@@ -103,7 +103,7 @@ class PackedBatch:
         return used
 
     def to(self, device: torch.device) -> PackedBatch:
-        """The batch on another device, without waiting for what that has to do."""
+        """Copy the batch to another device asynchronously."""
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         moved: dict[str, Any] = {name: value.to(device, non_blocking=True) for name, value in tensors.items()}
         return replace(self, **moved)
@@ -115,7 +115,7 @@ def packed_length(item: Encoded) -> int:
 
 
 class _Unit(NamedTuple):
-    """What lies in one piece: a question's prompt, and the options that follow it."""
+    """A contiguous piece of a row: a question's prompt, and the options that follow it."""
 
     question: int
     options: Sequence[int]
@@ -137,14 +137,14 @@ def pack(
 ) -> PackedBatch:
     """Pack encoded questions into one batch.
 
-    It is filled in numpy: on small slices torch takes several times as long, which is felt in every step of training.
+    It is filled in numpy: on small slices torch takes several times as long, which slows every training step.
 
     Args:
         items: the questions.
-        pad_id: token in columns that are left empty.
-        multiple: the width is made a multiple of this; attention on a GPU is faster with multiples of 8.
-        blocks: how many blocks of rows to divide the questions among, in turn, for as many draws that are in use.
-        apart: give every option a row of its own.
+        pad_id: padding token.
+        multiple: the width is a multiple of this; attention on a GPU is faster with multiples of 8.
+        blocks: number of blocks of rows to divide the questions among, in turn, one block per draw in use.
+        apart: put every option in its own row.
     """
     units = _units(items, apart)
     members = [[k for k, unit in enumerate(units) if unit.question % blocks == block] for block in range(blocks)]
@@ -157,7 +157,7 @@ def pack(
 
 
 class _Layout(NamedTuple):
-    """Row and first column of everything, number of rows, and their width."""
+    """Row and first column of every unit, number of rows, and their width."""
 
     places: list[tuple[int, int]]
     rows: int
@@ -165,13 +165,13 @@ class _Layout(NamedTuple):
 
 
 def _fewest_columns(lengths: Sequence[int], members: Sequence[Sequence[int]], widths: Sequence[float]) -> _Layout:
-    """Of the widths allowed, the layout with the fewest columns in all; the narrowest if several are equal."""
+    """Of the candidate widths, the layout with the fewest columns in total; the narrowest if several are equal."""
     layouts = [_in_blocks(lengths, members, int(share * max(lengths))) for share in widths]
     return min(layouts, key=lambda layout: (layout.rows * layout.width, layout.width))
 
 
 def _in_blocks(lengths: Sequence[int], members: Sequence[Sequence[int]], most: int) -> _Layout:
-    """The layouts of the blocks, one below the other, each with as many rows as the one that needs the most."""
+    """Stack the layouts of the blocks, each with as many rows as the largest needs."""
     parts = [_first_fit([lengths[k] for k in own], most) for own in members]
     rows, width = max(part.rows for part in parts), max(part.width for part in parts)
     places = [(0, 0)] * len(lengths)
@@ -182,7 +182,7 @@ def _in_blocks(lengths: Sequence[int], members: Sequence[Sequence[int]], most: i
 
 
 def _first_fit(lengths: Sequence[int], most: int) -> _Layout:
-    """Longest first, everything goes into the first row that has room for it, or into one of its own."""
+    """First-fit packing: longest first, each unit goes into the first row with room for it, or into a new one."""
     filled: list[int] = []
     places = [(0, 0)] * len(lengths)
     for number in sorted(range(len(lengths)), key=lambda k: -lengths[k]):
@@ -197,7 +197,7 @@ def _first_fit(lengths: Sequence[int], most: int) -> _Layout:
 
 @dataclass
 class _Filling:
-    """The arrays of a batch while questions are put into them; ``kept`` and ``source`` are those of each block."""
+    """The arrays of a batch while it is filled; ``kept`` and ``source`` are per block."""
 
     input_ids: Integers
     position_ids: Integers
@@ -234,7 +234,7 @@ class _Filling:
         )
 
     def add(self, number: int, unit: _Unit, item: Encoded) -> None:
-        """Put a question, or a part of it, into its place."""
+        """Write a question, or a part of it, to its position."""
         row, start = self.places[number]
         length, question = len(item.prompt_ids), unit.question
         column = start + length
@@ -261,7 +261,7 @@ class _Filling:
         self.question[row, start:column] = question
 
     def batch(self, apart: bool) -> PackedBatch:
-        """The batch; blocks that keep fewer columns than others repeat their last."""
+        """Make the batch; blocks that keep fewer columns than others repeat their last."""
         most = max(map(len, self.kept))
         kept = [[*columns, *[columns[-1]] * (most - len(columns))] for columns in self.kept]
         return PackedBatch(
@@ -307,9 +307,8 @@ def score_options(
 ) -> OptionScores:
     """Score all options of a batch in one forward pass of a causal language model.
 
-    The model is given the batch ``copies`` times, in blocks, one for each draw. Scores come in as many blocks as the model
-    answers in, which are more if it repeats the batch by itself. Given ``inputs_embeds [R, T, d]``, it starts from them and
-    not from the tokens' embeddings.
+    The model receives the batch ``copies`` times, in blocks, one per draw. Scores have as many blocks as the model's output,
+    which are more if it repeats the batch itself. ``inputs_embeds [R, T, d]`` replace the tokens' embeddings if given.
     """
     logits = packed_logits(model, batch, inputs_embeds, copies)
     token = logits[:, batch.source, batch.target] - logits.logsumexp(-1)[:, batch.source]
@@ -335,7 +334,7 @@ def packed_logits(model: nn.Module, batch: PackedBatch, inputs_embeds: Tensor | 
 
 @contextmanager
 def _picking(model: nn.Module, batch: PackedBatch) -> Iterator[list[Tensor]]:
-    """Inside the block the output head is given the columns kept and no others; the list tells whether it was.
+    """Inside the block the output head only receives the kept columns; the list is filled if it did.
 
     transformers' own ``logits_to_keep`` can only keep the same columns of every row.
     """
@@ -347,7 +346,7 @@ def _picking(model: nn.Module, batch: PackedBatch) -> Iterator[list[Tensor]]:
 
     find_head = getattr(model, "get_output_embeddings", None)
     head = None if find_head is None else find_head()
-    # before other hooks: draws that begin at the head need not be repeated for columns that it is not given
+    # before other hooks: draws that begin at the head then only repeat the kept columns
     handle = None if head is None else head.register_forward_pre_hook(pick, prepend=True)
     try:
         yield picks
@@ -367,8 +366,8 @@ def _repeat(tensor: Tensor, copies: int) -> Tensor:
 
 
 def _layout_for(model: nn.Module, batch: PackedBatch) -> dict[str, Tensor]:
-    """What a model is told of a batch besides its tokens."""
-    if batch.apart:  # padding is behind everything, and a causal model does not look there
+    """Positions and mask of a batch for a model."""
+    if batch.apart:  # padding is at the end, where a causal model does not attend
         return {}
     window = attention_window(model)
     if window is not None and (longest := int(batch.position_ids.max()) + 1) > window:
@@ -380,7 +379,7 @@ def _layout_for(model: nn.Module, batch: PackedBatch) -> dict[str, Tensor]:
 
 
 def attention_window(model: nn.Module) -> int | None:
-    """Tokens that layers with a window see. A mask of our own would let them see further, or count columns of others."""
+    """Width of sliding-window attention, or ``None``. A custom mask would extend the window, or count columns of others."""
     config = getattr(model, "config", None)
     config = getattr(config, "get_text_config", lambda: config)()
     found = [getattr(config, name, None) for name in ("sliding_window", "window_size", "attention_chunk_size")]

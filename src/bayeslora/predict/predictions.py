@@ -1,4 +1,4 @@
-"""Predictions of many questions: their distributions, their metrics, and the file they are kept in."""
+"""Predictions of many questions: their distributions, their metrics, and their file."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ INTERVALS = {"acc": metrics.accuracy, "nll": metrics.nll, "ece": metrics.ece, "b
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """What was predicted for ``N`` questions.
+    """Predictions of ``N`` questions.
 
     Attributes:
         items: the questions.
         probabilities: ``[N, O]``, averaged over the draws; 0 where a question has no such option.
-        choices: ``[N]``, the option taken for the answer.
-        draws: ``[n, N, O]``, the distributions that were averaged.
+        choices: ``[N]``, the chosen options.
+        draws: ``[n, N, O]``, the distributions before averaging.
     """
 
     items: tuple[Item, ...]
@@ -68,7 +68,7 @@ class Predictions:
     def intervals(self) -> dict[str, dict[str, float]]:
         """95 % bootstrap intervals of the main metrics."""
         gold = np.array(require_gold(self.items))
-        chosen = np.eye(self.probabilities.shape[1])[self.choices]  # of equally probable options one was taken
+        chosen = np.eye(self.probabilities.shape[1])[self.choices]  # ties were broken
         return {
             name: asdict(metrics.bootstrap_interval(metric, chosen if name == "acc" else self.probabilities, gold))
             for name, metric in INTERVALS.items()
@@ -76,9 +76,9 @@ class Predictions:
 
     @cached_property
     def epistemic(self) -> NDArray[np.float64] | None:
-        """``[N]``, the part of every question's entropy that is how far the draws disagree.
+        """``[N]``, epistemic part of every question's entropy, the disagreement between draws.
 
-        A temperature changes the entropy of what was averaged; its parts keep their shares in it.
+        A temperature changes the entropy of the average; the parts keep their shares of it.
         """
         if self.draws is None:
             return None
@@ -99,7 +99,7 @@ class Predictions:
             partial.write_bytes(gzip.compress(lines.encode(), mtime=0))
 
     def _records(self) -> Iterator[dict[str, Any]]:
-        """What is kept of each question: all that the metrics need."""
+        """The record of each question: all that the metrics need."""
         for row, item in enumerate(self.items):
             record = {
                 "id": item.id,
@@ -115,7 +115,7 @@ class Predictions:
 
 
 def read_predictions(path: Path) -> tuple[list[str], NDArray[np.float64], NDArray[np.int64]]:
-    """Ids, probabilities ``[N, O]`` and right answers of a file of predictions, for computing any metric again."""
+    """Ids, probabilities ``[N, O]`` and right answers of a file of predictions, from which any metric can be recomputed."""
     with _reading(path) as records:
         ids = [record["id"] for record in records]
         rows: Sequence[Sequence[float]] = [record["probabilities"] for record in records]
@@ -139,14 +139,14 @@ def read_epistemic(path: Path) -> NDArray[np.float64]:
 
 
 def read_choices(path: Path) -> NDArray[np.int64]:
-    """The options ``[N]`` that were taken for the answers, which of equally probable ones is not to be seen otherwise."""
+    """The chosen options ``[N]``, which the probabilities do not determine in case of ties."""
     with _reading(path) as records:
         return np.array([record["choice"] for record in records], dtype=np.int64)
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[list[dict[str, Any]]]:
-    """The records of a file. Whatever is wrong with them is told of the file."""
+    """Read the records of a file; errors name the file."""
     try:
         records = [parse_object(line, f"line {number}") for number, line in read_lines(path)]
         if not records:
@@ -157,5 +157,5 @@ def _reading(path: Path) -> Iterator[list[dict[str, Any]]]:
 
 
 def main_metrics(figures: Mapping[str, float]) -> dict[str, float]:
-    """The three that are told while a run goes on."""
+    """The three metrics reported during a run."""
     return {name: figures[name] for name in ("acc", "nll", "ece")}

@@ -1,4 +1,4 @@
-"""From questions to predictions, with everything between: tokens, draws, averaging, calibration, the answer."""
+"""Predict questions: encoding, scoring under draws, averaging, calibration, choice of the answer."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Predictor:
     Attributes:
         scorer: scores options with the adapted model.
         tokenizer: of the model.
-        scoring: what answers a question, the option's text or its letter.
-        max_tokens: of a prompt with an option, to which passages are cut.
-        sampling: draws of the weights that are averaged.
-        batch_tokens: computed at once.
+        scoring: what is scored, the option's text or its letter.
+        max_tokens: longest prompt with an option; passages are truncated to fit.
+        sampling: draws of the weights to average.
+        batch_tokens: tokens per batch.
         calibration: temperature and threshold, as fitted on held-out data.
     """
 
@@ -50,14 +50,14 @@ class Predictor:
         encoded: Sequence[EncodedItem] | None = None,
         advance: Callable[[int, int], None] | None = None,
     ) -> Predictions:
-        """Predictions of the questions, in their order. ``encoded`` saves encoding them again."""
+        """Predictions of the questions, in their order. ``encoded`` avoids encoding them again."""
         if not items:
             raise InputError("there are no questions to predict; give at least one")
         encoded = self.encode(items) if encoded is None else encoded
         return self.predictions(items, self.score(encoded, advance))
 
     def predictions(self, items: Sequence[Item], scores: DrawScores) -> Predictions:
-        """What scores of these questions say, calibrated."""
+        """Calibrated predictions from the scores of these questions."""
         predictive = self.calibration.apply(scores.predictive)
         totals = average_draws(scores.totals).numpy()
         texts = [continuations(item, self.scoring) for item in items]
@@ -70,13 +70,13 @@ class Predictor:
         return score_questions(self.scorer, encoded, self.sampling, batch_tokens=self.batch_tokens, advance=advance)
 
     def with_draws(self, **changes: Any) -> Predictor:
-        """The same with other draws, by the fields of :class:`Sampling` that change."""
+        """Return a copy with changed fields of :class:`Sampling`."""
         return replace(self, sampling=replace(self.sampling, **changes))
 
     def encode(self, items: Sequence[Item]) -> list[EncodedItem]:
         """The questions as token ids.
 
-        Passages are cut to ``max_tokens``. A question that is longer by itself stays whole, as long as the model can read
-        it: those of a benchmark are all to be answered.
+        Passages are truncated to ``max_tokens``. A question that is longer without a passage is kept whole if it fits the
+        model's context, so that all questions of a benchmark are answered.
         """
         return encode_items(items, self.tokenizer, self.scoring, self.max_tokens, self.scorer.context or 0)

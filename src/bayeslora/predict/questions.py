@@ -1,4 +1,4 @@
-"""Scores of questions, in the way in which the posterior in use answers: by drawn networks, or linearised."""
+"""Score questions as the active posterior requires: with drawn networks, or with the linearised model."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def score_questions(
     batch_tokens: int,
     advance: Callable[[int, int], None] | None = None,
 ) -> DrawScores:
-    """Score questions under the same draws of the adapter, or under its mean if there are to be none.
+    """Score questions under the same draws of the adapter, or under its mean with 0 samples.
 
     The draws are made once from the seed and used for all questions, so a prediction depends neither on the other
     questions nor on how they are batched, and equals that of the same draws exported as ordinary adapters. Draws and
-    questions are cut into parts of ``batch_tokens``, and into smaller ones where these do not fit the GPU's memory. A
-    Laplace approximation answers by the linearised model instead, unless it is set to draw weights. Adapters of PEFT's
-    own whose noise belongs to tokens do depend on the batching (see :mod:`bayeslora.adapter.foreign.holder`).
+    questions are split into batches of ``batch_tokens``, or smaller ones if these do not fit the GPU's memory. A
+    Laplace approximation uses the linearised model instead, unless it is set to draw weights. PEFT's own adapters whose
+    noise is drawn per token do depend on the batching (see :mod:`bayeslora.adapter.foreign.holder`).
     """
     linearised = linearised_posterior(find_any_holder(scorer.model)) if sampling.samples > 0 else None
     if linearised is None:

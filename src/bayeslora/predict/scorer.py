@@ -1,4 +1,4 @@
-"""Scoring many questions with one model: in batches of like length, for one draw of the weights or several."""
+"""Score many questions with one model, in batches of similar length, for one or several draws of the weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Scorer:
 
     Args:
         model: a causal language model.
-        pad_id: token that fills batches up; it is never seen by another.
+        pad_id: padding token; other tokens never attend to it.
     """
 
     def __init__(self, model: nn.Module, pad_id: int = 0) -> None:
@@ -35,35 +35,35 @@ class Scorer:
         self.pad_id = pad_id
 
     def __call__(self, items: Sequence[Encoded], draws: int = 1, *, blocks: int = 1) -> OptionScores:
-        """Scores of the questions, once for each of the draws that are in use, in blocks ``[draws · N, O]``.
+        """Scores of the questions under each of the draws in use, in blocks ``[draws · N, O]``.
 
         With ``blocks`` the questions are divided among that many draws instead, and each is scored by one of them.
         """
         return score_options(self.model, self.pack(items, blocks=blocks), copies=self._copies(draws))
 
     def pack(self, items: Sequence[Encoded], *, blocks: int = 1) -> PackedBatch:
-        """The questions as the model is given them."""
+        """Pack the questions into a batch for the model."""
         multiple = 8 if self.device.type == "cuda" else 1
         apart = not may_share_rows(self.model, items)
         return pack(items, self.pad_id, multiple=multiple, blocks=blocks, apart=apart).to(self.device)
 
     def _copies(self, draws: int) -> int:
-        """How many times a batch is given; adapters that fan out repeat it by themselves."""
+        """How often to repeat a batch; some adapters repeat it themselves."""
         return 1 if find_any_holder(self.model).fans_out else draws
 
     def prepare(
         self, items: Sequence[Encoded], batch_tokens: int, advance: Callable[[int, int], None] | None = None
     ) -> None:
-        """Do once what can be done before questions are scored; nothing here."""
+        """Precompute for questions to be scored later; does nothing here."""
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the model."""
         return next(self.model.parameters()).device
 
     @property
     def context(self) -> int | None:
-        """Tokens of the longest text that the model can read, if it is known."""
+        """Context length of the model in tokens, if known."""
         return context_length(self.model)
 
 
@@ -95,7 +95,7 @@ def score_draws(
     batch_tokens: int,
     advance: Callable[[int, int], None] | None = None,
 ) -> DrawScores:
-    """Score questions with drawn networks, or with the mean; see :func:`bayeslora.predict.questions.score_questions`."""
+    """Score questions with drawn networks, or with the mean, for :func:`bayeslora.predict.questions.score_questions`."""
     with sampled(scorer.model, sampling, fan_out=True) as draws:
         return within_memory(
             lambda tokens: _score_at_most(scorer, items, draws, tokens, advance),
@@ -105,7 +105,7 @@ def score_draws(
 
 
 def within_memory(action: Callable[[int], T], batch_tokens: int, *, least: int) -> T:
-    """What the action gives with ``batch_tokens`` at once; with half as many if the GPU's memory runs out, and so on."""
+    """Run the action with ``batch_tokens``, halving them as often as the GPU's memory runs out."""
     try:
         return action(batch_tokens)
     except RuntimeError as error:
@@ -147,7 +147,7 @@ def _score_at_most(
 
 
 def require_numbers(log_probabilities: Tensor) -> None:
-    """Refuse scores that are not numbers, with what may have led to them."""
+    """Refuse scores that are NaN, naming possible causes."""
     if bool(log_probabilities.isnan().any()):
         raise ArithmeticError(
             "the model's scores are not numbers (nan): its adapter has diverged, or the base model overflows; train with a "
@@ -156,7 +156,7 @@ def require_numbers(log_probabilities: Tensor) -> None:
 
 
 def batches_by_length(items: Sequence[Encoded], tokens: int) -> Iterator[list[int]]:
-    """Row numbers of the items, longest first, in batches of at most so many tokens (or of one item)."""
+    """Row numbers of the items, longest first, in batches of at most ``tokens`` tokens (or of one item)."""
     order = sorted(range(len(items)), key=lambda row: packed_length(items[row]), reverse=True)
     batch: list[int] = []
     room = tokens

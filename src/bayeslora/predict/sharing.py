@@ -1,7 +1,7 @@
-"""Whether the options of a question, and several questions, may share a row of a batch without seeing each other.
+"""Test whether options and questions may share a row of a batch without influencing each other.
 
-Models of attention alone do as the mask and the positions say. Layers that carry a state along do not, nor do those that count
-positions by columns, and some models take no such mask. Nothing in a model says which it is, so it is tried.
+Pure attention models follow the mask and the positions. Recurrent layers do not, nor do layers that derive positions from
+columns, and some models accept no such mask. A model does not declare this, so it is tested.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bayeslora.adapter.sampling import MEAN, sampled
 from bayeslora.predict.options import Encoded, attention_window, pack, packed_length, score_options
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
-"""How far two scores of the same text may be apart, per token, for rounding; by precision."""
+"""Tolerance for round-off between two scores of the same text, per token, by precision."""
 
 IN_HALF_PRECISION = 0.1
 
@@ -30,11 +30,11 @@ class _Question(NamedTuple):
 
 
 def may_share_rows(model: nn.Module, items: Sequence[Encoded]) -> bool:
-    """Whether these questions get the scores in shared rows that they would get alone."""
+    """Whether these questions get the same scores in shared rows as alone."""
     window = attention_window(model)
     if window is not None and max(map(packed_length, items)) > window:
         return False
-    if next(model.parameters()).is_meta:  # nothing is computed there, and shared rows take the least
+    if next(model.parameters()).is_meta:  # nothing is computed, and shared rows need the least memory
         return True
     base = getattr(model, "get_base_model", lambda: model)()
     if base not in _known:
@@ -46,7 +46,7 @@ def may_share_rows(model: nn.Module, items: Sequence[Encoded]) -> bool:
 def _scores_copies_alike(model: nn.Module) -> bool:
     """Whether a question's second option gets the score of the first, if it is the same text.
 
-    It would not if it saw the first, or if its place in the row mattered.
+    It would not if it attended to the first, or if its position in the row mattered.
     """
     first = next(model.parameters())
     ids = [number % model.get_input_embeddings().weight.shape[0] for number in range(3, 27)]  # type: ignore[operator]
@@ -64,7 +64,7 @@ def _scores_copies_alike(model: nn.Module) -> bool:
         ValueError,
         RuntimeError,
         IndexError,
-    ):  # no mask of this form is taken, or something else is wrong
+    ):  # the mask is not accepted, or another failure
         scores(apart=True)
         return False
     precision = getattr(model, "dtype", first.dtype)

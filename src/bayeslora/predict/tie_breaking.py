@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 ROUND_OFF = 1e-6
-"""Of log-probabilities that were computed in float32."""
+"""Round-off of log-probabilities computed in float32."""
 
 
 def choose_options(log_probabilities: ArrayLike, totals: ArrayLike, texts: Sequence[Sequence[str]]) -> list[int]:
     """The most probable option of every question.
 
-    Of equally probable ones that of the largest total log-likelihood is taken, of equal ones of those the first in
-    lexicographic order, so that the order in which options are given does not matter. What differs by round-off only is
-    equal: the same tokens at another place of a sequence give another last bit.
+    Ties are broken by the largest total log-likelihood, then by lexicographic order, so that the order of the options does
+    not matter. Differences within round-off count as ties: the same tokens at another position of a sequence may differ in
+    the last bit.
 
     Args:
         log_probabilities: ``[N, O]``, from length-normalised likelihoods; ``-inf`` where there is no such option.

@@ -1,4 +1,4 @@
-"""From texts to scores of all their tokens: draws, averaging, temperature, metrics, and the file they are kept in."""
+"""Predict all tokens of texts: draws, averaging, temperature, metrics, and their file."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ UNCERTAIN = 0.05
 
 @dataclass(frozen=True, eq=False)
 class TokenPredictions:
-    """What was predicted of the tokens of texts.
+    """Predictions of the tokens of texts.
 
     Attributes:
-        scores: of all tokens, text after text.
-        lengths: tokens of every text.
-        digest: tells whether others were predicted from the same tokens.
-        uncertain: which tokens count as uncertain, if that is known.
+        scores: of all tokens, text by text.
+        lengths: number of tokens of every text.
+        digest: hash of the tokens, to check that other predictions are of the same tokens.
+        uncertain: which tokens count as uncertain, if known.
     """
 
     scores: TokenScores
@@ -43,7 +43,7 @@ class TokenPredictions:
     uncertain: BoolArray | None = None
 
     def with_reference(self, reference: TokenPredictions, name: str) -> TokenPredictions:
-        """The same, with the uncertain tokens chosen by the entropies of another model, called ``name``."""
+        """Return a copy with the uncertain tokens chosen by the entropies of another model, called ``name``."""
         if reference.digest != self.digest:
             raise InputError(
                 f"{name}: was evaluated on other tokens (another task, split, tokenizer or --max-tokens); give one that was "
@@ -60,7 +60,7 @@ class TokenPredictions:
         return figures
 
     def write(self, path: Path) -> None:
-        """Write everything to a file; the same predictions give the same bytes."""
+        """Write to a file; the same predictions give the same bytes."""
         arrays = {f.name: np.ascontiguousarray(getattr(self.scores, f.name)) for f in fields(TokenScores)}
         arrays["lengths"] = np.array(self.lengths, dtype=np.int64)
         if self.uncertain is not None:
@@ -70,7 +70,7 @@ class TokenPredictions:
 
 
 def token_metrics(scores: TokenScores) -> dict[str, float]:
-    """Metrics over tokens; the most probable token is the guess."""
+    """Metrics over tokens; the most probable token is the prediction."""
     return {
         "nll": scores.nll,
         "brier": scores.brier_score,
@@ -82,7 +82,7 @@ def token_metrics(scores: TokenScores) -> dict[str, float]:
 
 
 def read_token_predictions(path: Path) -> TokenPredictions:
-    """What :meth:`TokenPredictions.write` has written."""
+    """Read a file written by :meth:`TokenPredictions.write`."""
     try:
         with safe_open(path, framework="np") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -99,10 +99,10 @@ class TokenPredictor:
 
     Attributes:
         model: with an adapter.
-        pad_id: token that fills batches up; it is never seen by another.
-        sampling: draws of the weights that are averaged.
-        batch_tokens: computed at once.
-        calibration: whose temperature is applied.
+        pad_id: padding token; other tokens never attend to it.
+        sampling: draws of the weights to average.
+        batch_tokens: tokens per batch.
+        calibration: calibration whose temperature is applied.
     """
 
     model: nn.Module
@@ -123,7 +123,7 @@ class TokenPredictor:
         return TokenPredictions(whole, tuple(len(text.target_ids) for text in texts), tokens_digest(texts))
 
     def fit_temperature(self, texts: Sequence[EncodedText], advance: Advance | None = None) -> float:
-        """The temperature of least NLL on these texts, of probabilities averaged over the draws."""
+        """Fit the temperature of least NLL on these texts, for probabilities averaged over the draws."""
         plain = replace(self, calibration=Calibration())
 
         def sweep(number: int, sweeps: int) -> Iterator[tuple[Tensor, Tensor]]:

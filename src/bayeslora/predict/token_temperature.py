@@ -1,7 +1,7 @@
-"""The temperature of distributions over a vocabulary, which are too many to be kept: found in a few sweeps over them.
+"""Fit a temperature to distributions over a vocabulary, which do not fit into memory, in a few sweeps.
 
-The NLL of ``softmax(β log p)`` is convex in ``β = 1/T``, and its slope is ``mean(E_β[log p] − log p_y)``. A sweep takes the
-slope at many ``β`` at once, and the next one looks between the two where it changes its sign.
+The NLL of ``softmax(β log p)`` is convex in ``β = 1/T``, and its slope is ``mean(E_β[log p] − log p_y)``. A sweep computes
+the slope at many ``β`` at once, and the next one searches between the two where it changes sign.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from bayeslora.predict.calibrate import TEMPERATURES
 
 Sweep = Callable[[int, int], Iterable[tuple[Tensor, Tensor]]]
-"""Log-probabilities ``[tokens, vocabulary]`` and labels ``[tokens]``, chunk after chunk; told which sweep it is, of how many."""
+"""Yields log-probabilities ``[tokens, vocabulary]`` and labels ``[tokens]`` by chunks, given number and total of the sweeps."""
 
 SWEEPS = 2
 POINTS = 17
@@ -24,10 +24,10 @@ POINTS = 17
 
 
 def fit_token_temperature(sweep: Sweep) -> float:
-    """The temperature in :data:`bayeslora.predict.calibrate.TEMPERATURES` of least mean NLL.
+    """Fit the temperature in :data:`bayeslora.predict.calibrate.TEMPERATURES` of least mean NLL.
 
-    As with :func:`bayeslora.predict.calibrate.fit_temperature`, a result at either end says that the data do not determine
-    it, and where no temperature changes anything it is 1.
+    As with :func:`bayeslora.predict.calibrate.fit_temperature`, a result at either bound means that the data do not
+    determine it, and if no temperature changes anything it is 1.
     """
     least, greatest = TEMPERATURES
     betas = np.geomspace(1 / greatest, 1 / least, POINTS)

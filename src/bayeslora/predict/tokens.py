@@ -1,4 +1,4 @@
-"""Predicting every token of texts, a batch at a time: distributions over the vocabulary come and go, and are never kept.
+"""Predict every token of texts in batches; distributions over the vocabulary are not stored.
 
 Prompts are padded on the left and targets on the right,
 
@@ -28,7 +28,7 @@ from bayeslora.predict.scorer import require_numbers
 from bayeslora.tasks.tokens import EncodedText
 
 CELLS = 2**27
-"""Probabilities held at once: half a GiB in float32, of which there are a few at a time."""
+"""Probabilities per batch: half a GiB in float32, with a few such tensors at a time."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class TokenBatch:
         input_ids: ``[B, T]``.
         attention_mask: ``[B, T]``, 0 for padding.
         targets: ``[B, K]``, the tokens that the last columns predict.
-        counted: ``[B, K]``, which of them are no padding; not on the device, so that it can be looked at without waiting.
+        counted: ``[B, K]``, which of them are not padding; on the CPU, to avoid synchronisation.
         padded: whether anything in ``input_ids`` is padding.
     """
 
@@ -50,7 +50,7 @@ class TokenBatch:
     padded: bool
 
     def places(self) -> tuple[Tensor, Tensor]:
-        """Row and column of every target that counts, text after text."""
+        """Row and column of every target that is not padding, text by text."""
         found = self.counted.nonzero()
         row, column = (torch.from_numpy(index).to(self.targets.device, non_blocking=True) for index in found)
         return row, column
@@ -87,11 +87,11 @@ def batch_texts(texts: Sequence[EncodedText], pad_id: int, device: torch.device)
 
 @dataclass(frozen=True)
 class Predicted:
-    """What was predicted of some texts.
+    """Predictions of some texts.
 
     Attributes:
-        rows: which texts.
-        log_probabilities: ``[tokens, vocabulary]`` of their targets, text after text, averaged over the draws.
+        rows: indices of the texts.
+        log_probabilities: ``[tokens, vocabulary]`` of their targets, text by text, averaged over the draws.
         labels: ``[tokens]``, the targets.
     """
 
@@ -110,10 +110,10 @@ def predict_tokens(
     batch_tokens: int,
     advance: Callable[[int, int], None] | None = None,
 ) -> Iterator[Predicted]:
-    """Predict all targets under the same draws of the adapter, or under its mean if there are to be none.
+    """Predict all targets under the same draws of the adapter, or under its mean with 0 samples.
 
-    Draws are made once from the seed, and take turns on every batch: of draws × tokens × vocabulary only one draw and
-    the average so far are in memory, for at most ``batch_tokens`` and :data:`CELLS` (or one text).
+    Draws are made once from the seed and applied in turn to every batch: of draws × tokens × vocabulary only one draw and
+    the running average are in memory, for at most ``batch_tokens`` and :data:`CELLS` (or one text).
     """
     holder = find_any_holder(model)
     device = next(model.parameters()).device
@@ -137,7 +137,7 @@ def predict_tokens(
 
 
 def score_tokens(log_probabilities: Tensor, labels: Tensor) -> TokenScores:
-    """:func:`bayeslora.metrics.token_scores` where the distributions ``[tokens, vocabulary]`` are, without copying them."""
+    """:func:`bayeslora.metrics.token_scores` computed on the device of the distributions ``[tokens, vocabulary]``."""
     probabilities = log_probabilities.exp()
     highest, guess = log_probabilities.max(-1)
     right = log_probabilities.gather(-1, labels.unsqueeze(-1)).squeeze(-1).double().exp()

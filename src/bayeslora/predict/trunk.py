@@ -1,8 +1,8 @@
 """The frozen layers below the first adapted one, computed once per question.
 
 If only the uppermost layers are adapted, everything below them gives the same output at every epoch, for every draw and
-for every method. That output is kept, and the upper layers start from it: exact, since they see what they would have
-computed.
+for every method. That output is cached, and the upper layers start from it. This is exact, since they receive the same
+input.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Key = tuple[tuple[int, ...], ...]
 
 
 class TrunkCache:
-    """What the layers below a cut gave for the questions seen so far; good for all adapters above the same cut."""
+    """Cached outputs of the layers below a cut, by question; valid for all adapters above the same cut."""
 
     def __init__(self) -> None:
         self.states: dict[Key, Tensor] = {}
@@ -40,7 +40,7 @@ class TrunkScorer(Scorer):
 
     Args:
         model: a model whose adapters sit in its upper layers only.
-        pad_id: token that fills batches up.
+        pad_id: padding token.
         cache: filled by earlier scorers of the same base model with the same cut, if any.
     """
 
@@ -61,7 +61,7 @@ class TrunkScorer(Scorer):
         self._checked = False
 
     def __call__(self, items: Sequence[Encoded], draws: int = 1, *, blocks: int = 1) -> OptionScores:
-        """As :meth:`Scorer.__call__`, from the kept output of the trunk."""
+        """As :meth:`Scorer.__call__`, from the cached output of the trunk."""
         self._check(items[:1])
         batch = self.pack(items, blocks=blocks)
         states = self._states(items, batch)
@@ -70,7 +70,7 @@ class TrunkScorer(Scorer):
             return score_options(self.model, batch, states, self._copies(draws))
 
     def pack(self, items: Sequence[Encoded], *, blocks: int = 1) -> PackedBatch:
-        """As :meth:`Scorer.pack`; what is kept belongs to a question, so its options must share a row."""
+        """As :meth:`Scorer.pack`; the cache is per question, so its options must share a row."""
         batch = super().pack(items, blocks=blocks)
         if batch.apart:
             raise InputError(
@@ -82,10 +82,10 @@ class TrunkScorer(Scorer):
     def prepare(
         self, items: Sequence[Encoded], batch_tokens: int, advance: Callable[[int, int], None] | None = None
     ) -> None:
-        """Compute the trunk for all questions to come, in batches that follow from the questions alone.
+        """Compute the trunk for all later questions, in batches that depend on the questions alone.
 
-        The last bits of a question's states depend on the batch they were computed in. A run that filled its cache as
-        it went would go on after an interruption with other bits than without one.
+        The last bits of a question's states depend on the batch they were computed in. If a run filled its cache on the
+        fly, it would resume after an interruption with different bits.
         """
         self._check(items[:1])
         done = 0
@@ -98,7 +98,7 @@ class TrunkScorer(Scorer):
                 advance(done, len(items))
 
     def _states(self, items: Sequence[Encoded], batch: PackedBatch) -> Tensor:
-        """The trunk's output ``[B, T, d]`` in the layout of the batch; padding is zero, as nothing sees it."""
+        """The trunk's output ``[B, T, d]`` in the layout of the batch; padding is zero, as nothing attends to it."""
         missing = list({_key(item): item for item in items if _key(item) not in self._cache.states}.values())
         if missing:
             self._fill(missing)
@@ -116,7 +116,7 @@ class TrunkScorer(Scorer):
             self._cache.states[_key(item)] = states[row, start : start + packed_length(item)].to("cpu", copy=True)
 
     def _compute(self, batch: PackedBatch) -> Tensor:
-        """What enters the first adapted layer. That layer is run too, as the one whose input can be had."""
+        """Compute the input of the first adapted layer, captured by a hook while that layer runs."""
         seen: list[Tensor] = []
 
         def keep(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -132,7 +132,7 @@ class TrunkScorer(Scorer):
 
     @contextmanager
     def _only(self, layers: nn.ModuleList) -> Iterator[None]:
-        """Inside the block the model consists of these layers."""
+        """Restrict the model to these layers inside the block."""
         setattr(self._parent, self._name, layers)
         try:
             yield
@@ -141,11 +141,11 @@ class TrunkScorer(Scorer):
 
     @torch.no_grad()
     def _check(self, items: Sequence[Encoded]) -> None:
-        """Refuse architectures that do more than hand embeddings to their layers, by trying it once.
+        """Refuse architectures that do more than pass embeddings to their layers, by a single test.
 
-        The kept states must reach the first adapted layer as they are, and all else that this and later layers are given
-        (masks, rotations of positions) must be what it is in the whole model: to the bit, as a small difference in one
-        question's logits may be a large one in another's.
+        The cached states must reach the first adapted layer unchanged, and all other inputs of this and later layers (masks,
+        position embeddings) must equal those in the whole model: to the bit, as a small difference in one question's logits
+        may be a large one in another's.
         """
         if self._checked:
             return
@@ -167,7 +167,7 @@ class TrunkScorer(Scorer):
         self._checked = True
 
     def _observe(self, batch: PackedBatch, embeddings: Tensor | None = None) -> tuple[Tensor, list[list[Tensor]]]:
-        """Logits, and what each layer from the first adapted one on is given: hidden states first, then the rest."""
+        """Logits, and the inputs of each layer from the first adapted one on: hidden states first, then the rest."""
         seen: list[list[Tensor]] = []
 
         def keep(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -183,12 +183,12 @@ class TrunkScorer(Scorer):
 
 
 def _root(model: nn.Module) -> nn.Module:
-    """Where the holder hangs, which the names of adapted layers start from."""
+    """The module that has the holder, to which names of adapted layers are relative."""
     return next(module for module in model.modules() if ATTRIBUTE in module._modules)
 
 
 def _find_cut(root: nn.Module, holder: Holder) -> tuple[nn.Module, str, int]:
-    """Where the list of layers hangs, under which name, and the index of the first adapted one."""
+    """Parent module of the list of layers, its attribute name, and the index of the first adapted layer."""
     names = holder.layer_names
     stack = Stack.find(root, names)
     if stack is None:

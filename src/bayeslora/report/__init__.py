@@ -1,4 +1,4 @@
-"""A run or a study as one page of HTML, with its figures and tables as files of their own."""
+"""Reports of runs and studies: one HTML page, with figures and tables as separate files."""
 
 from bayeslora.report.make import make_report
 

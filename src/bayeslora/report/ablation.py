@@ -1,4 +1,4 @@
-"""The report of one ablation, or of all in a directory."""
+"""Report of one ablation, or of all in a directory."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ
 
 
 def find_ablations(directory: Path) -> list[Path]:
-    """Tables of ablations in a directory that ``ablate`` was given, in that of its task, or in that of one ablation."""
+    """Tables of ablations in the output directory of ``ablate``, in that of a task, or in that of one ablation."""
     own = directory / "table.json"
     paths = [own] if own.exists() else sorted([*directory.glob("*/table.json"), *directory.glob("*/*/table.json")])
     return [path for path in paths if "ablation" in read_record(path)]
 
 
 def ablation_report(directory: Path, paths: Sequence[Path], out: Path) -> Report:
-    """From the tables, and from the runs as far as they are there."""
+    """Make the report from the tables and the available runs."""
     found = []
     for path in paths:
         with checking(path):
@@ -71,10 +71,10 @@ def ablation_report(directory: Path, paths: Sequence[Path], out: Path) -> Report
 
 
 class _Ablation:
-    """One of them.
+    """One ablation.
 
     Args:
-        path: of its ``table.json``.
+        path: path of its ``table.json``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -95,7 +95,7 @@ class _Ablation:
 
     @property
     def runs(self) -> dict[str, Path]:
-        """Paths of the runs by what they are."""
+        """Paths of the runs by label."""
         return {
             f"{self.title}, {variant.label}, seed {seed}": self._run(variant, seed)
             for variant in self.variants
@@ -104,12 +104,12 @@ class _Ablation:
 
     @property
     def gaps(self) -> list[str]:
-        """What has no result."""
+        """Descriptions of missing results."""
         seeds = self.record["seeds"]
         return [gap for part, it in self.parts.items() for gap in gaps_of(f"{self.title}, {part}", it, seeds)]
 
     def sections(self, name: str) -> list[Section]:
-        """A section for each part of the table, the figure in the first."""
+        """One section per part of the table, with the figure in the first."""
         names = file_names(self.parts)
         rows = {part: self._rows(part, recorded) for part, recorded in self.parts.items()}
         sections = []
@@ -160,7 +160,7 @@ class _Ablation:
         return {label: {**row, **sizes[label]} if row else row for label, row in rows.items()}
 
     def _size(self, variant: Variant, record: Mapping[str, Any]) -> Row:
-        """Trained parameters: of the run itself, where what is recorded is an evaluation of it."""
+        """Number of trained parameters, taken from the run itself if the record is an evaluation."""
         for run in record["runs"]:
             result = RunDirectory(self._run(variant, int(run["seed"]))).result
             sizes = run.get("parameters") or (read_record(result)["parameters"] if result.exists() else None)
@@ -177,7 +177,7 @@ class _Ablation:
         }
 
     def _place(self, variant: Variant, task: str, seed: int) -> Path:
-        """Where the result is: of the run, or of an evaluation of it."""
+        """Directory of the result: of the run, or of an evaluation of it."""
         if task == self.task and not variant.variation.evaluated:
             return self._run(variant, seed)
         return self.path.parent / "evaluated" / task / variant.name / f"seed-{seed}"

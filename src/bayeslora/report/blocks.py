@@ -1,4 +1,4 @@
-"""What a report consists of, before it becomes HTML and files."""
+"""Building blocks of a report, independent of HTML and files."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Drawing:
     """A figure.
 
     Attributes:
-        name: of its files.
-        figure: the thing itself.
-        caption: what it shows, below it.
-        alt: the same for those who cannot see it, with the numbers that matter.
-        wide: whether it takes the whole width of the page.
+        name: base name of its files.
+        figure: the figure.
+        caption: caption below it.
+        alt: alternative text, with the main numbers.
+        wide: whether it spans the width of the page.
     """
 
     name: str
@@ -36,22 +36,22 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Figures side by side, as far as there is room."""
+    """Figures side by side, if there is room."""
 
     drawings: Sequence[Drawing]
 
 
 @dataclass(frozen=True)
 class Plain:
-    """A table of texts; the first column says what a row is about.
+    """A table of texts; the first column labels the rows.
 
     Attributes:
-        name: of its files.
-        head: above the columns.
+        name: base name of its files.
+        head: headings of the columns.
         rows: the texts.
-        caption: what it shows.
-        numeric: columns that are aligned to the right.
-        marked: rows to be seen first.
+        caption: caption of the table.
+        numeric: right-aligned columns.
+        marked: highlighted rows.
     """
 
     name: str
@@ -67,12 +67,12 @@ class Methods:
     """A table of methods (or of values of a setting) by metrics, the best of each in bold.
 
     Attributes:
-        name: of its files.
-        rows: by name; a row without cells is a gap.
-        columns: what is shown.
-        caption: what it shows.
-        what: above the names of the rows.
-        bounds: intervals, where there are any.
+        name: base name of its files.
+        rows: by name; a row without cells is blank.
+        columns: columns to show.
+        caption: caption of the table.
+        what: heading of the column of row names.
+        bounds: intervals, if any.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Methods:
 
 @dataclass(frozen=True)
 class Fact:
-    """A setting or a figure with its name; ``note`` is what else is to be known, ``marked`` that it is not as usual."""
+    """A named setting or number; ``note`` is additional text, ``marked`` means that it is not the default."""
 
     name: str
     value: str
@@ -95,7 +95,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Facts:
-    """Many of them, close together, under a small heading."""
+    """A compact list of facts under a small heading."""
 
     title: str
     facts: Sequence[Fact]
@@ -110,7 +110,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Cards:
-    """The few figures that matter most, large."""
+    """The main numbers, shown large."""
 
     facts: Sequence[Fact]
 
@@ -125,7 +125,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Links:
-    """Pages elsewhere: text by address, relative to the report."""
+    """Links to other pages: text by address, relative to the report."""
 
     links: Mapping[str, str]
 
@@ -143,13 +143,13 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """All of it.
+    """A report.
 
     Attributes:
-        kind: what it is about: a run, a comparison, ...
-        title: in a few words.
-        subtitle: in a line.
-        sections: in order; one without blocks is left out.
+        kind: its subject: a run, a comparison, ...
+        title: short title.
+        subtitle: one line.
+        sections: in order; sections without blocks are left out.
     """
 
     kind: str

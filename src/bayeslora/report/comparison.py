@@ -1,4 +1,4 @@
-"""The report of a comparison."""
+"""Report of a comparison."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from bayeslora.studies.token_sections import PROBLEM_COLUMNS, TEXT_COLUMNS
 
 
 def comparison_report(directory: Path, out: Path) -> Report:
-    """From ``table.json``, and from the runs as far as they are there."""
+    """Make the report from ``table.json`` and the available runs."""
     path = directory / "table.json"
     record = read_record(path)
     with checking(path):
@@ -93,7 +93,7 @@ class _Comparison:
         return Section(title, blocks)
 
     def _places(self, title: str, recorded: Recorded) -> Places:
-        """Where the runs of a part of the table lie."""
+        """Directories of the runs of a part of the table."""
         seeds = seeds_of(recorded)
         for task in self.study["tasks"]:
             name = task_name(task)
@@ -114,7 +114,7 @@ class _Comparison:
         return {}
 
     def _trial(self, task: str, method: str) -> Trial:
-        """How it was trained; a method that stands on LoRAs lies where they do."""
+        """The trial of a method; a method that builds on LoRAs is stored with their trial."""
         factors, epochs = self.record["chosen_rate_factors"], self.record.get("chosen_epochs", {})
         name = f"{task}/{method}" if f"{task}/{method}" in factors else f"{task}/lora"
         return Trial(float(factors.get(name, 1.0)), epochs.get(name))
@@ -155,7 +155,7 @@ class _Comparison:
 
 
 def columns_of(recorded: Recorded) -> tuple[Column, ...]:
-    """What is shown, by what the runs have."""
+    """Columns to show, by the metrics that the runs have."""
     names = {name for record in recorded.values() for run in record["runs"] for name in run["metrics"]}
     if "cot_nll" in names:
         return PROBLEM_COLUMNS
@@ -165,13 +165,13 @@ def columns_of(recorded: Recorded) -> tuple[Column, ...]:
 
 
 def _in_order(label: str) -> tuple[float, float]:
-    """Trials of fewer epochs first, then by factor."""
+    """Sort key of trials: by epochs, then by factor."""
     factor, _, epochs = label.partition(", epochs ")
     return float(epochs or 0), float(factor)
 
 
 def _titles(title: str) -> tuple[str, ...]:
-    """Parts of the table that are about one task: text has one for each split."""
+    """Titles of the parts of the table for one task: texts have one per split."""
     return title, f"{title}, validation", f"{title}, test"
 
 

@@ -1,4 +1,4 @@
-"""A report as one page of HTML that needs nothing else: no script, no other file, no network. All text is escaped."""
+"""Render a report as one self-contained HTML page: no script, no other file, no network. All text is escaped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bayeslora.report.svg import to_inline
 
 
 def to_html(report: Report, figures: Mapping[str, str]) -> str:
-    """The page; ``figures`` are the SVGs by name."""
+    """Render the page; ``figures`` are the SVGs by name."""
     style = files(__package__).joinpath("style.css").read_text(encoding="utf-8")
     sections = [section for section in report.sections if section.blocks]
     contents = "".join(f'<li><a href="#part-{k}">{escape(it.title)}</a></li>' for k, it in enumerate(sections))
@@ -151,7 +151,7 @@ def _number(value: float, column: Column) -> str:
 
 
 def _table(name: str, caption: str, head: str, body: str) -> str:
-    """The caption is outside of what scrolls, so that it can be read on a phone."""
+    """Render a table with its caption outside the scrolling area, so that it can be read on a phone."""
     return (
         f'<p class="caption" id="caption-{name}">{escape(caption)}</p>'
         f'<div class="scroll" tabindex="0" role="group" aria-labelledby="caption-{name}">'

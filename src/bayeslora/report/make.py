@@ -1,4 +1,4 @@
-"""Which kind of directory it is, and its report."""
+"""Detect the kind of a directory and write its report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bayeslora.report.write import require_replaceable, write_report
 
 
 def make_report(directory: Path, out: Path | None = None) -> Path:
-    """Write the report of a run or a study, by default into its ``report/``; gives the path of the page.
+    """Write the report of a run or a study, by default into its ``report/``; returns the path of the page.
 
     Everything comes from the files in the directory; no model is loaded.
     """
@@ -23,7 +23,7 @@ def make_report(directory: Path, out: Path | None = None) -> Path:
         what = "is a file" if directory.exists() else "no such directory"
         raise InputError(f"{directory}: {what}; give a directory that bayeslora has written")
     out = directory / "report" if out is None else out
-    require_replaceable(out)  # now rather than when all is drawn
+    require_replaceable(out)  # fail early
     return write_report(_report(directory, out), out)
 
 

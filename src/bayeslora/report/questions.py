@@ -1,4 +1,4 @@
-"""Predictions of questions that a run has saved: read, held against the saved figures, and drawn."""
+"""Saved predictions of questions: read, checked against the saved metrics, and plotted."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from bayeslora.report.reading import checking, require_equal
 from bayeslora.runs.directory import RunDirectory
 
 FEWEST_OF_EACH = 10
-"""Right and wrong answers without which an AUROC is a matter of luck."""
+"""Least number of right and of wrong answers for a meaningful AUROC."""
 
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What was answered.
+    """Saved answers.
 
     Attributes:
         ids: of the questions.
         probabilities: ``[N, O]``.
         gold: ``[N]``, right options.
-        choices: ``[N]``, options that were taken.
-        epistemic: ``[N]``, uncertainty in the weights; all 0 without draws.
+        choices: ``[N]``, chosen options.
+        epistemic: ``[N]``, epistemic uncertainty; all 0 without draws.
     """
 
     ids: list[str]
@@ -52,7 +52,7 @@ class Answers:
         return np.asarray(self.choices == self.gold)
 
     def metrics(self) -> dict[str, float]:
-        """Computed again, as far as that can be done without the questions."""
+        """Recompute the metrics that do not need the questions."""
         p, gold = self.probabilities, self.gold
         return {
             "acc": float(self.correct.mean()),
@@ -69,7 +69,7 @@ class Answers:
 
 
 def read_answers(path: Path, saved: dict[str, float], *, calibrated: bool = False) -> Answers:
-    """The predictions in the directory of a run; ``saved`` are its figures, which they must give."""
+    """Read the predictions of a run, which must reproduce the ``saved`` metrics."""
     directory = RunDirectory(path)
     place = directory.calibrated if calibrated else directory.predictions
     with checking(place):
@@ -84,7 +84,7 @@ def read_answers(path: Path, saved: dict[str, float], *, calibrated: bool = Fals
 
 
 def answer_drawings(answers: Answers, calibrated: Answers | None = None) -> list[Drawing]:
-    """How right its confidence is, as trained and after calibration, and what it is good for."""
+    """Figures of calibration, before and after calibrating, and of selective prediction."""
     again = answers.metrics()
     drawings = [
         _reliability(

@@ -1,4 +1,4 @@
-"""The report of a quickstart: LoRA and Bayesian-LoRA side by side."""
+"""Report of a quickstart: LoRA and Bayesian-LoRA side by side."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _COLUMNS = (*COLUMNS, Column("distance_to_truth", "distance to truth ↓"))
 
 
 def is_quickstart(directory: Path) -> bool:
-    """Whether the runs of both methods lie in it, or one that is not done."""
+    """Whether a directory has the runs of both methods, or an unfinished one."""
     return any(RunDirectory(directory / method).config.exists() for method in METHODS)
 
 
 def quickstart_report(directory: Path, out: Path) -> Report:
-    """From both runs."""
+    """Make the report from both runs."""
     places = {method: directory / method for method in METHODS}
     results: dict[str, dict[str, Any]] = {}
     for method, path in places.items():

@@ -1,4 +1,4 @@
-"""Reading what runs and studies have saved: whatever is wrong with a file is told in one line."""
+"""Read the files of runs and studies; errors are reported in one line that names the file."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 from bayeslora.errors import InputError
 
 TOLERANCE = 1e-6
-"""How far figures that are computed again may be from those that were saved."""
+"""Tolerance between recomputed and saved metrics."""
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """A JSON object."""
+    """Read a JSON object."""
     with checking(path):
         record = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(record, dict):
@@ -26,7 +26,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def checking(path: Path) -> Iterator[None]:
-    """Inside the block, what a file lacks or holds in vain is told of it."""
+    """Inside the block, missing and invalid entries raise an error that names the file."""
     try:
         yield
     except InputError:
@@ -41,12 +41,12 @@ def checking(path: Path) -> Iterator[None]:
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """Figures by name."""
+    """The entries of a record as floats."""
     return {str(name): float(value) for name, value in record.items()}
 
 
 def require_equal(path: Path, saved: Mapping[str, float], again: Mapping[str, float]) -> None:
-    """Refuse saved figures that are not those of the saved predictions."""
+    """Refuse saved metrics that differ from those of the saved predictions."""
     for name, value in again.items():
         if name in saved and abs(saved[name] - value) > TOLERANCE * max(1.0, abs(value)):
             raise InputError(
@@ -56,7 +56,7 @@ def require_equal(path: Path, saved: Mapping[str, float], again: Mapping[str, fl
 
 
 def file_names(titles: Iterable[str]) -> dict[str, str]:
-    """Names for files by title: plain letters, each its own."""
+    """Unique plain file names by title."""
     found: dict[str, str] = {}
     for title in titles:
         plain = re.sub(r"[^a-z0-9]+", "-", title.replace("→", "to").lower()).strip("-")[:60] or "part"

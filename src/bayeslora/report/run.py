@@ -1,4 +1,4 @@
-"""The report of one run, or of its evaluation on some task."""
+"""Report of one run, or of an evaluation of it."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _CARDS = {
 
 
 def is_run(path: Path) -> bool:
-    """Whether it is the directory of a run, done or not, or of an evaluation. Models have a ``config.json``, too."""
+    """Whether a directory has a run, finished or not, or an evaluation. Models have a ``config.json``, too."""
     directory = RunDirectory(path)
     return directory.result.exists() or (directory.config.exists() and "method" in read_record(directory.config))
 
 
 def run_report(path: Path) -> Report:
-    """From ``result.json``, ``config.json``, the predictions and the calibration."""
+    """Make the report from ``result.json``, ``config.json``, the predictions and the calibration."""
     directory = RunDirectory(path)
     if not directory.result.exists():
         raise InputError(f"{path}: the run is not done; give its train command again to go on with it, then report")

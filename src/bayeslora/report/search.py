@@ -1,4 +1,4 @@
-"""The report of a search for settings."""
+"""Report of a search for settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bayeslora.tuning.space import Space
 
 
 def search_report(directory: Path, out: Path) -> Report:
-    """From the log of the trials and what was made of them."""
+    """Make the report from the log of the trials and the summary."""
     log, tuned = directory / "trials.json", directory / "tuned.json"
     if not tuned.exists():
         raise InputError(f"{directory}: the search is not done; give its command again to go on with it, then report")
@@ -63,7 +63,7 @@ def _report(directory: Path, outcome: Outcome, summary: Mapping[str, Any], out: 
 
 
 def _tuning(study: Mapping[str, Any]) -> Tuning:
-    """The search that was saved."""
+    """Restore the settings of the search."""
     return Tuning(
         run=from_dict(study["run"]),
         search=tuple(study["search"]),
@@ -116,7 +116,7 @@ def _trials(outcome: Outcome) -> Plain:
 
 
 def _applied(directory: Path, outcome: Outcome) -> Section:
-    """The chosen run on the test split, if it was made; a search that was longer since may have chosen another."""
+    """The chosen run on the test split, if it exists; a search extended later may have chosen another."""
     path = RunDirectory(directory / "chosen").result
     chosen = chosen_run(outcome, Space(outcome.tuning.axes, replace(outcome.tuning.run, report_split="validation")))
     if chosen is None or not path.exists():

@@ -1,4 +1,4 @@
-"""Settings of a run, those that are not the defaults marked; and where the run was made."""
+"""Settings of a run, with non-default values marked, and its environment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run_settings(config: Mapping[str, Any]) -> Section:
     given = ("model", "task", "method")
     try:
         usual = to_dict(resolve(RunConfig(**{name: config[name] for name in given})))
-    except InputError:  # the method is not known here
+    except InputError:  # unknown method
         usual = None
     return settings_section(config, usual, given)
 
@@ -36,8 +36,8 @@ def settings_section(values: Mapping[str, Any], usual: Mapping[str, Any] | None,
 
     Args:
         values: the settings.
-        usual: their defaults, if they are known.
-        given: names of settings that have none.
+        usual: their defaults, if known.
+        given: names of settings without defaults.
     """
     defaults = None if usual is None else _leaves(usual)
     groups = []
@@ -53,7 +53,7 @@ def settings_section(values: Mapping[str, Any], usual: Mapping[str, Any] | None,
 
 
 def environment_section(environment: Mapping[str, Any], more: Mapping[str, Any]) -> Section:
-    """Versions, machine and device, and what else is told of them."""
+    """Versions, machine and device, and additional entries."""
     machine = {name: value for name, value in environment.items() if name != "packages"}
     groups = [Facts("made with", _facts(machine | dict(more)))]
     if environment.get("packages"):
@@ -67,7 +67,7 @@ def facts(title: str, values: Mapping[str, Any]) -> Facts:
 
 
 def shown(value: Any) -> str:
-    """A setting as people write it."""
+    """Format a setting for display."""
     if value is None or value == [] or value == {}:
         return "—"
     if isinstance(value, bool):
@@ -86,7 +86,7 @@ def _facts(values: Mapping[str, Any]) -> list[Fact]:
 
 
 def _title(path: str, values: Mapping[str, Any]) -> str:
-    """Of a group of settings; a search has those of its runs below its own."""
+    """Title of a group of settings; a search also has those of its runs."""
     if "run" not in values:
         return _TITLES.get(path, path)
     return _TITLES.get(path.removeprefix("run").removeprefix("."), path) if path else "search"
@@ -103,7 +103,7 @@ def _leaves(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _groups(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Leaves of the tree by the path of what holds them."""
+    """Leaves of the tree, grouped by the path of their parent."""
     yield path, {name: value for name, value in values.items() if not isinstance(value, Mapping)}
     for name, value in values.items():
         if isinstance(value, Mapping):

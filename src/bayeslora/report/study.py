@@ -1,4 +1,4 @@
-"""What reports of studies have in common: rows of methods with their runs' predictions, and figures of all of them."""
+"""Shared parts of study reports: rows of methods with their runs' predictions, and their figures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ INTERVALS = "Small: 95 % bootstrap interval over the questions, of the mean over
 
 
 def make_rows(recorded: Recorded, columns: Sequence[Column]) -> dict[str, Row]:
-    """Cells as they were recorded; a row without runs is a gap."""
+    """Rows of cells from the record; a row without runs is blank."""
     rows: dict[str, Row] = {}
     for name, record in recorded.items():
         runs = [numbers(run["metrics"]) for run in record["runs"]]
@@ -47,12 +47,12 @@ def make_rows(recorded: Recorded, columns: Sequence[Column]) -> dict[str, Row]:
 
 
 def seeds_of(recorded: Recorded) -> dict[str, list[int]]:
-    """Seeds that have a result, by row."""
+    """Seeds with a result, by row."""
     return {name: [int(run["seed"]) for run in record["runs"]] for name, record in recorded.items()}
 
 
 def read_all(title: str, recorded: Recorded, places: Places) -> dict[str, list[Answers]]:
-    """Answers of the runs whose predictions are still there. They must give what was recorded, on the same questions."""
+    """Read the answers of runs with saved predictions, which must match the record and be on the same questions."""
     found: dict[str, list[Answers]] = {}
     for name, record in recorded.items():
         for run in record["runs"]:
@@ -83,7 +83,7 @@ def bounds_of(answered: Answered) -> Bounds:
 
 
 def answer_figures(name: str, answered: Answered) -> list[Drawing]:
-    """Reliability and risk-coverage of all methods, the seeds of each together."""
+    """Reliability and risk-coverage figures of all methods, with seeds pooled."""
     pooled = {method: _pooled(runs) for method, runs in answered.items()}
     errors = {method: metrics.ece(*it) for method, it in pooled.items()}
     answers = {
@@ -112,7 +112,7 @@ def answer_figures(name: str, answered: Answered) -> list[Drawing]:
 
 
 def runs_section(places: Mapping[str, Path], out: Path) -> Section:
-    """Links to the reports that runs have, by label; places are paths of runs."""
+    """Links to existing reports of runs, by label; ``places`` are paths of runs."""
     pages = {label: path / "report" / PAGE for label, path in places.items()}
     links = {_relative(page, out): label for label, page in pages.items() if page.exists()}
     return Section("Reports of single runs", [Links(links)] if links else [])
@@ -121,7 +121,7 @@ def runs_section(places: Mapping[str, Path], out: Path) -> Section:
 def failures_section(
     failures: Mapping[str, Any], gaps: Sequence[str], then: str = "the same command tries them again"
 ) -> Section:
-    """Runs that failed and what becomes of them ``then``, and what is missing for other reasons."""
+    """List failed runs, what happens to them ``then``, and other missing results."""
     blocks: list[Block] = []
     if failures:
         rows = [[str(what), str(why)] for what, why in failures.items()]
@@ -132,7 +132,7 @@ def failures_section(
 
 
 def gaps_of(title: str, recorded: Recorded, seeds: Sequence[int]) -> list[str]:
-    """Rows that lack seeds, in words."""
+    """Describe rows with missing seeds."""
     missing = {name: [seed for seed in seeds if seed not in have] for name, have in seeds_of(recorded).items()}
     return [
         f"{title}, {name} (seed{'s' if len(some) > 1 else ''} {', '.join(map(str, some))})"

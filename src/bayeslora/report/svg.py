@@ -1,4 +1,4 @@
-"""Figures as SVG: the same figure gives the same bytes, and inside a page it takes on the page's colours."""
+"""Figures as SVG: reproducible byte for byte, and with the page's colours when inline."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _ROLES = {
     "#7f7f7f": "var(--grey)",
     "#b0b0b0": "var(--grid)",
 }
-"""Colours that a page knows by name, since they are others on dark paper."""
+"""CSS variables for colours that differ in dark mode."""
 
 
 def to_svg(figure: Figure) -> str:
-    """The figure as a file."""
+    """Render a figure as an SVG file."""
     out = StringIO()
     with matplotlib.rc_context(_SETTINGS):
         figure.savefig(out, format="svg", metadata=_NOT_SAID)
@@ -37,7 +37,7 @@ def to_svg(figure: Figure) -> str:
 
 
 def to_inline(svg: str, name: str, alt: str) -> str:
-    """The same as an element of a page. Names inside are made its own, since a page has many figures."""
+    """Convert an SVG file to an inline element. Ids are made unique, since a page has many figures."""
     body = svg[svg.index("<svg ") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r' xmlns(:\w+)?="[^"]*"', "", body).replace("xlink:href=", "href=")

@@ -9,7 +9,7 @@ from bayeslora.report.blocks import Methods, Plain
 
 
 def to_markdown(table: Plain | Methods) -> str:
-    """With its caption above."""
+    """A Markdown table with its caption above."""
     if isinstance(table, Methods):
         body = markdown(table.rows, table.columns, table.what)
     else:
@@ -34,7 +34,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that stays in its cell, and is no markup."""
+    """Escape text for a cell."""
     for sign in "\\|<>*_`[]":
         text = text.replace(sign, f"\\{sign}")
     return " ".join(text.split())

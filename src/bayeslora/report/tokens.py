@@ -1,4 +1,4 @@
-"""Scores of tokens that a run has saved: all of them, and those a LoRA is least sure of; and solutions to problems."""
+"""Saved scores of tokens, of all and of those with the highest entropy under a LoRA; and solutions to problems."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.solving import solving_metrics
 
 _SHOWN = 20
-"""Solutions that are listed, at most."""
+"""Greatest number of solutions to list."""
 
 _LONG = 80
-"""Letters of an answer, at most."""
+"""Greatest number of characters of an answer."""
 
 
 def token_sections(path: Path, result: Mapping[str, Any]) -> list[Section]:
-    """Figures and tables of every split whose tokens were saved; those of the reported one must give its saved figures."""
+    """Figures and tables of every split with saved tokens; those of the reported split must match its saved metrics."""
     directory, reported = RunDirectory(path), str(result["split"])
     sections = []
     for split in dict.fromkeys((reported, "validation")):
@@ -44,7 +44,7 @@ def token_sections(path: Path, result: Mapping[str, Any]) -> list[Section]:
 
 
 def _of_tokens(saved: Mapping[str, float]) -> dict[str, float]:
-    """Figures of tokens; of problems they have a prefix, since others are about solutions."""
+    """Metrics of tokens; for problems they have a prefix, since the other metrics are of solutions."""
     if f"{COT}nll" not in saved:
         return dict(saved)
     return {name.removeprefix(COT): value for name, value in saved.items() if name.startswith(COT)}
@@ -117,7 +117,7 @@ def _drawings(split: str, parts: Mapping[str, TokenScores]) -> list[Drawing]:
 
 
 def _solutions(directory: RunDirectory, saved: Mapping[str, float]) -> Section:
-    """The problems that were solved, those with a wrong answer first."""
+    """Table of solutions, those with a wrong answer first."""
     with checking(directory.solutions):
         lines = directory.solutions.read_text(encoding="utf-8").splitlines()
         records = sorted((json.loads(line) for line in lines), key=lambda it: (it["right"], it["id"]))

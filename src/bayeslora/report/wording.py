@@ -1,4 +1,4 @@
-"""What metrics are called on a page, and what they say."""
+"""Display names and explanations of metrics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MEANINGS = {
 
 
 def metrics_table(metrics: Mapping[str, float], intervals: Mapping[str, tuple[float, float]], caption: str) -> Plain:
-    """A row for each metric."""
+    """Table with a row per metric."""
     if not intervals:
         rows = [[name, f"{value:.4f}", meaning(name)] for name, value in metrics.items()]
         return Plain("metrics", ["metric", "value", "meaning"], rows, caption, frozenset({1}))
@@ -38,7 +38,7 @@ def metrics_table(metrics: Mapping[str, float], intervals: Mapping[str, tuple[fl
 
 
 def meaning(name: str) -> str:
-    """What a metric says."""
+    """Explanation of a metric."""
     if name.startswith(UNCERTAIN):
         return f"{MEANINGS.get(name.removeprefix(UNCERTAIN), '')} (the 5 % of tokens that a LoRA is least sure of)"
     if name.startswith(COT):
@@ -47,7 +47,7 @@ def meaning(name: str) -> str:
 
 
 def card(title: str, name: str, metrics: Mapping[str, float], intervals: Mapping[str, tuple[float, float]]) -> Fact:
-    """A metric, large; accuracy and calibration error in per cent."""
+    """A metric to be shown large; accuracy and calibration error in per cent."""
     percent = name.removeprefix(COT).removeprefix(UNCERTAIN) in ("acc", "ece", "answered")
 
     def shown(value: float) -> str:

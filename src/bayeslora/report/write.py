@@ -1,4 +1,4 @@
-"""A report as files. It is derived, so an older one is replaced; files of others are never touched."""
+"""Write a report to files. An older report is replaced; other files are never touched."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ PAGE = "index.html"
 _LIST = "report.json"
 _SCHEMA = 1
 _SHARP = 300
-"""Dots per inch of the figures, as papers want them."""
+"""Dots per inch of the figures, sufficient for papers."""
 
 
 def require_replaceable(out: Path) -> None:
-    """Refuse a place that holds anything but an earlier report."""
+    """Refuse a directory that contains anything but an earlier report."""
     if out.exists() and not out.is_dir():
         raise InputError(f"{out}: is a file; choose a directory with --out")
     if not out.exists():
@@ -36,7 +36,7 @@ def require_replaceable(out: Path) -> None:
 
 
 def write_report(report: Report, out: Path) -> Path:
-    """Write everything, whole or not at all; gives the path of the page."""
+    """Write the report atomically; returns the path of the page."""
     require_replaceable(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as folder:
@@ -65,7 +65,7 @@ def _fill(report: Report, place: Path) -> None:
 
 
 def _listed(out: Path) -> set[str]:
-    """Files of the report that lies there, as far as there is one."""
+    """Files of the existing report, if there is one."""
     try:
         return set(json.loads((out / _LIST).read_text(encoding="utf-8"))["files"])
     except (OSError, ValueError, KeyError, TypeError):

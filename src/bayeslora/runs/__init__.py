@@ -1,4 +1,4 @@
-"""Runs: their settings, what lies where in their directories, and what can be done with one that is finished.
+"""Runs: their settings, the layout of their directories, and the use of finished runs.
 
-Nothing here trains; ``bayeslora.train`` does, and stands on this.
+Training is in ``bayeslora.train``, which builds on this package.
 """

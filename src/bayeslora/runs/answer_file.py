@@ -1,4 +1,4 @@
-"""A file of answers, one JSON line each, that an interrupted process goes on with."""
+"""A file of answers, one JSON line each, that can be resumed after an interruption."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from bayeslora.errors import InputError
 
 
 class AnswerFile:
-    """Where answers are written. Until all are there it is called ``.partial``, and the same settings go on with it.
+    """Writes answers to a file that is named ``.partial`` until complete; the same settings resume it.
 
     Args:
         path: of the finished file.
-        settings: what the answers depend on; another run's partial file is not gone on with.
-        chunk: answers that are computed together. Of such a group all are kept or none, so that a process that goes on
-            groups questions as an undisturbed one does, and computes the same to the last bit.
-        force: begin anew, whatever is there.
+        settings: all that the answers depend on; a partial file with other settings is not resumed.
+        chunk: number of answers computed together. A chunk is kept whole or dropped, so that a resumed process groups
+            questions as an uninterrupted one does, with bit-identical results.
+        force: start again, replacing existing files.
     """
 
     def __init__(self, path: Path, settings: dict[str, Any], *, chunk: int = 1, force: bool) -> None:
@@ -43,7 +43,7 @@ class AnswerFile:
             raise InputError(
                 f"{self._partial}: holds answers that were made otherwise; remove it, or use --force to begin anew"
             )
-        write_json(self._settings, settings)  # first: answers without their settings would be taken for another run's
+        write_json(self._settings, settings)  # first: answers without settings would look like another run's
         if not self._partial.exists():
             create(self._partial)
 
@@ -57,7 +57,7 @@ class AnswerFile:
         return self
 
     def write(self, answer: dict[str, Any]) -> None:
-        """Add a line."""
+        """Append an answer."""
         self._file.write(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
         self._file.flush()
         self.done += 1

@@ -1,6 +1,6 @@
-"""Answers to a file of questions: in their order, some at a time, and from where it was left off.
+"""Answer a file of questions in order, in chunks, resuming after an interruption.
 
-A line that cannot be answered costs no other: its answer says why.
+A line that cannot be answered does not affect others: its answer contains the error.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from bayeslora.tasks.file import question_item
 from bayeslora.tasks.sources import parse_object, read_lines
 
 CHUNK = 256
-"""Lines in memory at a time. They are answered together, sorted by length."""
+"""Lines per chunk, which are answered together, sorted by length."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the input: a question, or why it is none."""
+    """A line of the input: a question, or the error in it."""
 
     number: int
     item: Item | None = None
@@ -31,7 +31,7 @@ class Line:
 
 
 def answer_file(trained: TrainedModel, source: Path, level: float, skip: int = 0) -> Iterator[dict[str, Any]]:
-    """An answer for every line that is not blank, as JSON can hold it, without the first ``skip`` of them."""
+    """Yield a JSON-compatible answer for every non-blank line after the first ``skip``."""
     lines = (_read(number, text, source, trained) for number, text in islice(read_lines(source), skip, None))
     while chunk := list(islice(lines, CHUNK)):
         asked = [line.item for line in chunk if line.item is not None]

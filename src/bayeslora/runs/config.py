@@ -312,7 +312,7 @@ def resolve(config: RunConfig) -> RunConfig:
 def _check_snapshots(method: Method, snapshots: int, members: int) -> None:
     from bayeslora.posterior.snapshots import Snapshots
 
-    if snapshots and (method.make is not None or method.peft is not None):
+    if snapshots and (method.fit_post_hoc is not None or method.peft is not None):
         what = "is not trained itself" if method.peft is None else "is an adapter of PEFT's own"
         raise InputError(f"snapshots is {snapshots}, but method {method.name!r} {what}; leave it at 0")
     try:

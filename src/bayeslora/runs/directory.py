@@ -1,15 +1,15 @@
-"""The directory of a run: what lies where, and whose it is.
+"""The directory of a run: its layout, and which run owns it.
 
 ======================  =====================================================
 ``config.json``         the run with everything filled in; written first
-``checkpoint``          the state of training, until the run is done
-``lora-K/``             runs of the LoRAs that the method stands on, unless it was given some
+``checkpoint``          the state of training, until the run is finished
+``lora-K/``             runs of the LoRAs that the method builds on, unless some were given
 ``adapter/``            the adapter, as PEFT saves it, with its calibration
 ``predictions.jsonl.gz``  probabilities and answers of the reported split, for questions
 ``calibrated.jsonl.gz``   the same after calibration
 ``tokens-SPLIT.safetensors``  scores of every token, for text and solutions
-``solutions.jsonl``     what was written to problems, and whether it is right
-``result.json``         written last: a run with a result is done
+``solutions.jsonl``     solutions to problems, and whether they are right
+``result.json``         written last: a run with a result is finished
 ======================  =====================================================
 """
 
@@ -33,7 +33,7 @@ from bayeslora.runs.config import differences, saved_run, to_dict
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Names of everything in the directory of a run."""
+    """Paths in the directory of a run."""
 
     path: Path
 
@@ -54,7 +54,7 @@ class RunDirectory:
 
     @property
     def calibration(self) -> Path:
-        """What training or ``bayeslora calibrate`` found."""
+        """The calibration by training or ``bayeslora calibrate``."""
         return self.adapter / "calibration.json"
 
     @property
@@ -73,20 +73,20 @@ class RunDirectory:
 
     @property
     def solutions(self) -> Path:
-        """What was written to problems."""
+        """Solutions to problems."""
         return self.path / "solutions.jsonl"
 
     def lora(self, number: int) -> Path:
-        """The run of one of the LoRAs this one stands on, if it was not given any."""
+        """The run of one of the LoRAs that this run builds on, if none were given."""
         return self.path / f"lora-{number}"
 
     @property
     def result(self) -> Path:
-        """The figures."""
+        """The result."""
         return self.path / "result.json"
 
     def claim(self, config: Mapping[str, Any], *, force: bool = False) -> None:
-        """Make the directory that of this run, or refuse if it is somebody else's.
+        """Claim the directory for this run, or refuse if it belongs to another.
 
         Args:
             config: the resolved run.
@@ -101,7 +101,7 @@ class RunDirectory:
             write_json(self.config, config)
 
     def require_free_or_same(self, config: Mapping[str, Any]) -> None:
-        """Refuse a directory that holds another run, or files that are nobody's run; nothing is written."""
+        """Refuse a directory with another run or with other files; nothing is written."""
         if self.config.exists():
             self._require_same(config)
         elif strangers := self._strangers():
@@ -112,7 +112,7 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Inside the block no other process works here."""
+        """Lock the directory against other processes inside the block."""
         self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path / ".lock")
         try:
@@ -125,18 +125,18 @@ class RunDirectory:
             lock.release()
 
     def read_config(self) -> dict[str, Any]:
-        """The resolved run (see :func:`saved_run`), or what the file holds if that is none."""
+        """The resolved run (see :func:`saved_run`), or the raw content if it cannot be parsed as one."""
         saved = _read_json(self.config, "give a directory that bayeslora train has written")
         with suppress(InputError):
             return dict(to_dict(saved_run(saved)))
         return saved
 
     def read_result(self) -> dict[str, Any]:
-        """The result of a run that is done."""
+        """The result of a finished run."""
         return _read_json(self.result, "the run is not done; give the same command again to go on with it")
 
     def fingerprint(self) -> str:
-        """Tells what predictions of the run depend on: its result, which is made anew with it, and its calibration."""
+        """Hash of what predictions depend on: the run's result, which changes with every training, and its calibration."""
         digest = hashlib.sha256()
         for path in (self.result, self.calibration):
             digest.update(path.read_bytes() if path.exists() else b"")
@@ -152,7 +152,7 @@ class RunDirectory:
             )
 
     def _clear(self) -> None:
-        """The result goes first, so that a run without its adapter never looks done."""
+        """Remove the run's files, the result first, so that a run without its adapter never looks finished."""
         found = (*self.path.glob("tokens-*.safetensors"), *self.path.glob(f"{self.solutions.name}*"))
         for path in (self.result, self.predictions, self.calibrated, self.checkpoint, *found):
             path.unlink(missing_ok=True)

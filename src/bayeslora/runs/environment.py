@@ -1,4 +1,4 @@
-"""Where a result was made: versions, device, commit, memory."""
+"""Environment of a result: versions, device, commit, memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Most bytes used so far: by tensors on a CUDA device, by the whole process elsewhere."""
+    """Peak memory in bytes: of tensors on a CUDA device, of the whole process elsewhere."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     try:
@@ -44,16 +44,16 @@ def peak_memory(device: torch.device) -> int:
 
 
 def forget_peak_memory() -> None:
-    """Let :func:`peak_memory` of CUDA devices begin anew; that of a process cannot."""
+    """Reset :func:`peak_memory` of CUDA devices; that of a process cannot be reset."""
     if torch.cuda.is_initialized():
         for number in range(torch.cuda.device_count()):
             torch.cuda.reset_peak_memory_stats(number)
 
 
 def _commit() -> str | None:
-    """The commit of the package's source, marked if it was changed since; nothing for an installed package.
+    """The commit of the package's source, marked if the source has changed since; ``None`` for an installed package.
 
-    Where the source lies without its repository (in a container, say), ``BAYESLORA_COMMIT`` may name it.
+    ``BAYESLORA_COMMIT`` may name it where the source has no repository, such as in a container.
     """
     if given := os.environ.get("BAYESLORA_COMMIT"):
         return given

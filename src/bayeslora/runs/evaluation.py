@@ -1,4 +1,4 @@
-"""A trained run on a split of a task, as a result of its own."""
+"""Evaluate a trained run on a split of a task."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from bayeslora.errors import InputError
 from bayeslora.runs.config import to_dict
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.environment import describe_environment, peak_memory
-from bayeslora.runs.judging import SCHEMA, Judged, TokenJudge, judge_questions, read_reference, require_judgeable
+from bayeslora.runs.split_evaluation import (
+    SCHEMA,
+    EvaluatedSplit,
+    TokenEvaluator,
+    evaluate_questions,
+    read_reference,
+    require_evaluable,
+)
 from bayeslora.runs.trained import TrainedModel
 from bayeslora.tasks import Task, TokenTask, find_task
 
@@ -24,12 +31,12 @@ def evaluate(
     out: Path | None = None,
     reference: Path | None = None,
 ) -> dict[str, Any]:
-    """Metrics on a split as ``result.json`` holds them; with ``out`` they are written there with the predictions.
+    """Metrics on a split, in the format of ``result.json``; with ``out`` they are written there with the predictions.
 
-    Those of a run that is calibrated are told as it was trained, and after calibration under ``calibrated``.
+    A calibrated run is evaluated as trained, and after calibration under ``calibrated``.
 
-    For tasks whose every token is predicted, ``reference`` is the directory of a LoRA's run whose entropies say which tokens
-    are uncertain.
+    For tasks that predict every token, ``reference`` is the directory of a LoRA's run whose entropies determine the uncertain
+    tokens.
     """
     start = time.perf_counter()
     name = task or trained.config.task
@@ -66,24 +73,24 @@ def evaluate(
 
 def _judge(
     trained: TrainedModel, task: Task | TokenTask, split: str, out: Path | None, reference: Path | None
-) -> tuple[Judged, dict[str, int]]:
-    """Figures, and how much there was of what they are about."""
+) -> tuple[EvaluatedSplit, dict[str, int]]:
+    """Metrics, and the number of questions or tokens they are computed on."""
     if isinstance(task, Task):
         if reference is not None:
             raise InputError(f"reference belongs to tasks of text, and task {task.name!r} has questions; leave it out")
         raw, calibrated = trained.predict_task_both(task, split)
-        return judge_questions(raw, calibrated, trained.calibration), {"questions": len(raw.items)}
-    require_judgeable(trained.config, task, trained.samples)
+        return evaluate_questions(raw, calibrated, trained.calibration), {"questions": len(raw.items)}
+    require_evaluable(trained.config, task, trained.samples)
     if reference is not None:
-        read_reference(reference, split)  # refused now rather than when all is computed
+        read_reference(reference, split)  # fail early
     texts = task.encode(split, trained.loaded.tokenizer, trained.config.data.max_tokens)
-    judge = TokenJudge(trained.config, trained.model, trained.loaded, trained.token_predictor(), trained.report)
+    judge = TokenEvaluator(trained.config, trained.model, trained.loaded, trained.token_predictor(), trained.report)
     judged = judge(task, split, texts, None if out is None else RunDirectory(out), reference)
     return judged, {"texts": len(texts), "tokens": sum(len(text.target_ids) for text in texts)}
 
 
 def require_free(out: Path, *, force: bool) -> None:
-    """Refuse to write over an evaluation, or into a run."""
+    """Refuse to overwrite an evaluation, or to write into a run."""
     place = RunDirectory(out)
     if out.exists() and not out.is_dir():
         raise InputError(f"{out}: is a file; choose a directory for the evaluation")

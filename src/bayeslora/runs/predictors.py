@@ -1,4 +1,4 @@
-"""What predicts as the settings of a run say, and the base model that it stands on."""
+"""Build predictors from the settings of a run, and load its base model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def load_base(config: RunConfig, device: str, *, trust_remote_code: bool = False) -> LoadedModel:
-    """The base model of a run. Code that it brings along runs only if the caller asks for it, whatever the run's files say."""
+    """Load the base model of a run. Remote code runs only if the caller allows it, whatever the run's files say."""
     loading = config.loading
     return load_model(
         config.model,
@@ -30,18 +30,18 @@ def load_base(config: RunConfig, device: str, *, trust_remote_code: bool = False
 
 
 def sampling_of(config: RunConfig) -> Sampling:
-    """The draws that the settings say."""
+    """Draws for predictions, from the settings."""
     return Sampling(config.prediction.samples, config.seed, config.prediction.draw_layers)
 
 
 def make_scorer(model: PeftModel, loaded: LoadedModel, config: RunConfig, trunk: TrunkCache | None) -> Scorer:
-    """A scorer for the adapted model, with a kept trunk if the settings say so."""
+    """Make a scorer for the adapted model, with a cached trunk if the settings say so."""
     pad_id = loaded.tokenizer.pad_token_id
     return TrunkScorer(model, pad_id, trunk) if config.training.cache_trunk else Scorer(model, pad_id)
 
 
 def make_predictor(scorer: Scorer, loaded: LoadedModel, config: RunConfig) -> Predictor:
-    """What predicts as the settings say."""
+    """Make a predictor of questions from the settings."""
     return Predictor(
         scorer,
         loaded.tokenizer,
@@ -53,7 +53,7 @@ def make_predictor(scorer: Scorer, loaded: LoadedModel, config: RunConfig) -> Pr
 
 
 def make_token_predictor(model: PeftModel, loaded: LoadedModel, config: RunConfig) -> TokenPredictor:
-    """What predicts as the settings say."""
+    """Make a predictor of tokens from the settings."""
     return TokenPredictor(
         model,
         loaded.tokenizer.pad_token_id,

@@ -1,4 +1,4 @@
-"""Solutions that a model writes to problems, and whether their answers are right. Interrupted work goes on."""
+"""Generate solutions to problems and check their answers. Interrupted work can be resumed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Solver:
-    """Writes solutions, each token the most probable one of the distribution averaged over the draws.
+    """Generates solutions by greedy decoding from the distribution averaged over the draws.
 
     Attributes:
         model: with an adapter.
         tokenizer: of the model.
-        sampling: draws of the weights that are averaged.
-        max_new_tokens: after which a solution ends at the latest.
-        batch_tokens: of all solutions written side by side, draws included.
+        sampling: draws of the weights to average.
+        max_new_tokens: maximum length of a solution.
+        batch_tokens: tokens of all solutions in a batch, including draws.
     """
 
     model: nn.Module
@@ -43,9 +43,9 @@ class Solver:
     def __call__(
         self, problems: Sequence[Problem], skip: int = 0, advance: Advance | None = None
     ) -> Iterator[dict[str, Any]]:
-        """A record for every problem, those with the longest text first, without the first ``skip`` of them.
+        """Yield a record for every problem, longest text first, after the first ``skip``.
 
-        Batches are the same whatever is skipped.
+        Batches do not depend on ``skip``.
         """
         done = 0
         for batch in self._batches(problems):
@@ -88,17 +88,17 @@ class Solver:
 def solve(
     solver: Solver, problems: Sequence[Problem], path: Path | None, settings: Mapping[str, Any], advance: Advance | None
 ) -> list[dict[str, Any]]:
-    """Records of all problems. With a ``path`` they are written there as they come, and the same settings go on with it."""
+    """Records of all problems. With a ``path`` they are written there one by one, and the same settings resume it."""
     if path is None:
         return list(solver(problems, advance=advance))
-    with AnswerFile(path, dict(settings), force=path.exists()) as out:  # one that is whole has lost its result
+    with AnswerFile(path, dict(settings), force=path.exists()) as out:  # a complete file without a result is redone
         for record in solver(problems, out.done, advance):
             out.write(record)
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def solving_metrics(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Share of the problems with the right answer, and with any answer in a box."""
+    """Share of the problems with the right answer, and with any boxed answer."""
     return {
         "acc": sum(record["right"] for record in records) / len(records),
         "answered": sum(record["answer"] is not None for record in records) / len(records),

@@ -1,4 +1,4 @@
-"""A trained run, ready for questions: predict, evaluate, calibrate."""
+"""A trained run, ready to predict, evaluate and calibrate."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class TrainedModel:
         model: the base model with the adapter.
         samples: weight draws per prediction.
         draw_layers: layers in which they differ.
-        calibration: what it predicts with.
-        own: what belongs to the method itself, without any calibration: the temperature of ``temperature``.
-        report: told how it goes.
+        calibration: calibration used in predictions.
+        own: calibration that belongs to the method itself: the temperature of ``temperature``.
+        report: receives progress reports.
     """
 
     directory: RunDirectory
@@ -74,7 +74,7 @@ class TrainedModel:
     def ask(
         self, question: str, choices: Sequence[str], passage: str = "", level: float = 0.9, *, bare: bool = False
     ) -> Answer:
-        """Answer one question; ``level`` is that of the prediction set, and a ``bare`` question is asked as it stands."""
+        """Answer one question; ``level`` is that of the prediction set, and a ``bare`` question has no prompt template."""
         return self.answers(self.predict([make_item(question, choices, passage, bare=bare)]), level)[0]
 
     def predict(self, items: Sequence[Item]) -> Predictions:
@@ -94,7 +94,7 @@ class TrainedModel:
         top: int = 0,
         watch: Watch | None = None,
     ) -> list[Generation]:
-        """Continue texts or chats with tokens from the averaged distribution, with the uncertainty of every token; see
+        """Continue texts or chats with tokens from the averaged distribution and their uncertainty; see
         :func:`bayeslora.predict.generate.generate`."""
         return generate(
             self.model,
@@ -109,15 +109,15 @@ class TrainedModel:
         )
 
     def evaluate(self, task: str | None = None, split: str = "test", data_dir: Path | None = None) -> Predictions:
-        """Predictions on a split of a task with answers, by default of the one it was trained on."""
+        """Predictions on a split of a task with answers, by default the one it was trained on."""
         return self.predict_task(load_task(task or self.config.task, data_dir), split)
 
     def predict_task(self, task: Task, split: str) -> Predictions:
-        """The same for a task that is at hand."""
+        """Predictions on a split of a loaded task."""
         return self.predict(_with_answers(task, split))
 
     def predict_task_both(self, task: Task, split: str) -> tuple[Predictions, Predictions | None]:
-        """The same as the run was trained and, if it is calibrated, after it."""
+        """Predictions on a split as trained and, if the run is calibrated, after calibration."""
         return self.predict_both(_with_answers(task, split))
 
     def calibrate(
@@ -130,21 +130,20 @@ class TrainedModel:
         coverage: float | None = None,
         tolerance: float | None = None,
     ) -> Calibration:
-        """Choose posterior scale, temperature and, for a wanted error rate or coverage, the threshold; keep them.
+        """Choose posterior scale, temperature and, for a target error rate or coverage, the threshold; save them.
 
-        A rate that no threshold reaches leaves the threshold out and keeps the rest; ``warnings`` of what is returned say so, and
-        whatever else is doubtful.
+        If no threshold reaches the target, it is left out and the rest is saved; ``warnings`` of the result say so and
+        list other doubts.
 
-        With a ``tolerance``, draws are made to differ in as few upper layers as costs at most that much NLL. Everything is
-        chosen on held-out questions: those of the validation split, unless told otherwise. Adapters of PEFT's own have no
-        scale to choose.
+        With a ``tolerance``, draws differ in as few upper layers as cost at most that much NLL. Everything is chosen on
+        held-out questions, by default those of the validation split. PEFT's own adapters have no scale to choose.
         """
         if error_rate is not None or coverage is not None:
-            describe_target(error_rate, coverage)  # refused now rather than when all is computed
+            describe_target(error_rate, coverage)  # fail early
         name = task or self.config.task
         items = _with_answers(load_task(name, data_dir), split)
         require_enough(len(items), f"{name}, {split}")
-        scorer = make_scorer(self.model, self.loaded, self.config, None)  # the same questions many times over
+        scorer = make_scorer(self.model, self.loaded, self.config, None)  # scores the same questions repeatedly
         predictor = self._predictor_with(scorer)
         encoded, advance = predictor.encode(items), self.report.stage("calibrating")
         before = scale_of(self.model)
@@ -171,7 +170,7 @@ class TrainedModel:
         set_scale(self.model, scale)
 
     def _keep_calibration(self) -> None:
-        """Beside the adapter; the scale also where everybody who loads the adapter with PEFT gets it."""
+        """Save the calibration with the adapter, and the scale in the adapter itself, where PEFT loads it."""
         with replacing(self.directory.adapter / CONFIG_NAME) as partial, TemporaryDirectory() as folder:
             self.model.peft_config["default"].save_pretrained(folder)
             partial.write_bytes((Path(folder) / CONFIG_NAME).read_bytes())
@@ -182,18 +181,18 @@ class TrainedModel:
         return Sampling(self.samples, self.config.seed, self.draw_layers)
 
     def token_predictor(self) -> TokenPredictor:
-        """What predicts the tokens of texts."""
+        """Make a predictor of the tokens of texts."""
         predictor = make_token_predictor(self.model, self.loaded, self.config)
         return replace(predictor, sampling=self._sampling, calibration=self.calibration)
 
     def predict_both(self, items: Sequence[Item]) -> tuple[Predictions, Predictions | None]:
-        """Predictions as the run was trained and, if it is calibrated, those after it."""
+        """Predictions as trained and, if the run is calibrated, after calibration."""
         calibration = replace(self.calibration, draw_layers=self.draw_layers) if self.calibration != self.own else None
         predictor = replace(self.predictor(), calibration=self.own)
         return predict_both(predictor, items, predictor.encode(items), calibration, self.report.stage("predicting"))
 
     def predictor(self) -> Predictor:
-        """What predicts the answers of questions."""
+        """Make a predictor of questions."""
         return self._predictor_with(Scorer(self.model, self.loaded.tokenizer.pad_token_id))
 
     def _predictor_with(self, scorer: Scorer) -> Predictor:
@@ -215,7 +214,7 @@ def _with_answers(task: Task, split: str) -> Sequence[Item]:
 def _with_threshold(
     found: Calibration, predictions: Predictions, error_rate: float | None, coverage: float | None
 ) -> Calibration:
-    """The calibration with a threshold; a rate that none reaches leaves it out and says so."""
+    """Add a threshold to the calibration; if none reaches the target, add a warning instead."""
     gold = np.array(require_gold(predictions.items))
     try:
         chosen = choose_threshold(predictions.probabilities, gold, error_rate=error_rate, coverage=coverage)
@@ -225,7 +224,7 @@ def _with_threshold(
 
 
 def _require_method(model: PeftModel, config: RunConfig, directory: RunDirectory) -> None:
-    """Refuse an adapter that is not what such a run makes."""
+    """Refuse an adapter that does not match the run's method."""
     method = find_method(config.method)
     known: tuple[str | None, ...] = (None,) if method.foreign() else method.posteriors
     found = getattr(model.peft_config["default"], "posterior", None)
@@ -253,12 +252,12 @@ def load_run(
         path: the run's directory.
         device: as for :func:`bayeslora.load_model`.
         samples: weight draws per prediction; the run's own number by default, 0 for the posterior mean.
-        draw_layers: layers in which draws differ, ``all``, ``last:K`` or a fraction; by default those that calibration has
-            chosen, or the run's own.
-        raw: leave out what calibration found.
-        report: told how long work goes.
-        loaded: the base model, if somebody has loaded it already; ``unload()`` the run's ``model`` to have it back.
-        trust_remote_code: run code that the base model's repository brings along. Whoever trained the run cannot decide that.
+        draw_layers: layers in which draws differ, ``all``, ``last:K`` or a fraction; by default those chosen by
+            calibration, or the run's own.
+        raw: ignore the calibration.
+        report: receives progress reports.
+        loaded: the base model, if already loaded; call ``unload()`` on the run's ``model`` to restore it.
+        trust_remote_code: run code from the base model's repository; never taken from the run's files.
     """
     directory = RunDirectory(Path(path))
     try:

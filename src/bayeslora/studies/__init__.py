@@ -1,1 +1,1 @@
-"""Studies: several runs and what they show together."""
+"""Studies: several runs and their joint evaluation."""

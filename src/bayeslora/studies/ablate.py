@@ -1,4 +1,4 @@
-"""One setting of Bayesian-LoRA varied: every run that is missing is made, and all of them become a table and a figure.
+"""Ablate one setting of Bayesian-LoRA: train missing runs, and collect all of them in a table and a figure.
 
 ==============================  ==================================================================
 ``TASK/runs/``                  a directory for each run, by name and seed; shared by all ablations
@@ -29,7 +29,7 @@ from bayeslora.studies.ablation import AblationStudy
 from bayeslora.studies.ablation_plan import Jobs, Variant, make_variants, plan_jobs
 from bayeslora.studies.ablations import ABLATIONS, Ablation, find_ablation
 from bayeslora.studies.evaluated import Places
-from bayeslora.studies.plan import Evaluation, Work
+from bayeslora.studies.plan import Evaluation, StudyJob
 from bayeslora.studies.pool import Executor, Settings
 from bayeslora.studies.question_sections import (
     ABLATION_COLUMNS,
@@ -55,7 +55,7 @@ class _Study:
     runner: Runner
 
     def evaluations(self) -> list[Evaluation]:
-        """What is to be evaluated once the runs are made."""
+        """Evaluations to do once the runs are finished."""
         return [
             Evaluation(
                 self.jobs[variant.label, seed].path,
@@ -72,7 +72,7 @@ class _Study:
         ]
 
     def _is_done(self, variant: Variant, seed: int) -> bool:
-        """Whether there is a run for it."""
+        """Whether the run is finished."""
         return RunDirectory(self.jobs[variant.label, seed].path).result.exists()
 
     def _is_run(self, task: str, variant: Variant) -> bool:
@@ -80,13 +80,13 @@ class _Study:
         return task == self.study.task and not variant.variation.evaluated
 
     def _place(self, task: str, variant: Variant, seed: int) -> Path:
-        """Where the result on a task is."""
+        """Directory of the result on a task."""
         if self._is_run(task, variant):
             return self.jobs[variant.label, seed].path
         return self.out / "evaluated" / task_name(task) / variant.name / f"seed-{seed}"
 
     def report(self) -> StudyOutcome:
-        """Table and figure of what is done."""
+        """Write table and figure of the finished results."""
         own = self._places(self.study.task)
         title = task_name(self.study.task)
         sections = {title: self._own_section(title, own)}
@@ -96,7 +96,7 @@ class _Study:
         return self._write(sections)
 
     def _places(self, task: str) -> Places:
-        """Results on a task, by row and seed, as far as there are any."""
+        """Finished results on a task, by row and seed."""
         return {
             variant.label: {
                 seed: place
@@ -109,13 +109,13 @@ class _Study:
 
     @property
     def _failures(self) -> dict[str, str]:
-        """Those of its own runs and evaluations."""
-        work: list[Work] = [*self.jobs.values(), *self.evaluations()]
+        """Failures of its own runs and evaluations."""
+        work: list[StudyJob] = [*self.jobs.values(), *self.evaluations()]
         own = {it.label for it in work}
         return {label: why for label, why in self.runner.failures.items() if label in own}
 
     def _own_section(self, title: str, places: Places) -> QuestionSection:
-        """Results on the task that was learnt, with the sizes of the adapters."""
+        """Results on the training task, with the sizes of the adapters."""
         section = question_section(title, places, ABLATION_COLUMNS)
         rows = {label: {**row, **self._size(label)} if row else row for label, row in section.rows.items()}
         return QuestionSection((*section.columns, PARAMETERS), rows, section.found)
@@ -143,7 +143,7 @@ class _Study:
         return StudyOutcome(rows, tables.text, self._failures, self.out)
 
     def _curves(self, rows: Mapping[str, Row]) -> Curves:
-        """Rows by method and value, as far as there are results."""
+        """Rows with results, by method and value."""
         found: dict[str, dict[str, Row]] = {}
         for variant in self.variants:
             if rows[variant.label]:
@@ -174,7 +174,7 @@ class _Study:
         }
 
     def _meaning(self, variant: Variant) -> dict[str, Any]:
-        """A row's run in full for the first seed, and how it is evaluated if that is what is varied."""
+        """Full settings of a row's run for the first seed, and of its evaluation if that is varied."""
         job = self.jobs[variant.label, self.seeds[0]]
         how = {"samples": variant.variation.samples, "posterior_scale": variant.variation.posterior_scale}
         return {
@@ -196,18 +196,18 @@ def ablate(
     trust_remote_code: bool = False,
     report: Reporter | None = None,
 ) -> list[StudyOutcome]:
-    """Run what is missing of some ablations, and write a table and a figure for each.
+    """Train missing runs of some ablations, and write a table and a figure for each.
 
     Args:
-        names: of :data:`bayeslora.studies.ablations.ABLATIONS`.
-        study: what all runs have in common.
+        names: names in :data:`bayeslora.studies.ablations.ABLATIONS`.
+        study: common settings of all runs.
         out: directory for these and other ablations, which share runs.
         data_dir: local copies of the benchmarks.
         device: as for :func:`bayeslora.load_model`.
-        workers: runs side by side, in processes of their own; 0 makes none, and shows what is done.
-        executor: where they are: on this machine, or on a Ray cluster.
-        trust_remote_code: run code that the base model's repository brings along.
-        report: told how it goes.
+        workers: number of parallel processes; 0 starts no runs and shows the finished ones.
+        executor: where runs execute: on this machine, or on a Ray cluster.
+        trust_remote_code: run code from the base model's repository.
+        report: receives progress reports.
     """
     require_distinct("the command", names)
     ablations = [find_ablation(name) for name in names]

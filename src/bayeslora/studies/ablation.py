@@ -1,4 +1,4 @@
-"""What is varied: the settings of an ablation. Light, because the command line is made from it."""
+"""Settings of an ablation. Imports are light, because the command line is built from them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class AblationStudy(Study):
 
     prediction: PredictionConfig = field(default_factory=lambda: PredictionConfig(calibrate="none"))
     task: str
-    """Task to learn, by name or by the path of your own questions."""
+    """Training task, by name or by the path of your own questions."""
     values: tuple[str, ...] = ()
     """Values to try; the ablation's own by default."""
     seeds: tuple[int, ...] = ()
-    """One run each for every value; 0 1 2 by default, and ten of them for the ablation seeds."""
+    """Seeds of the runs of every value; 0 1 2 by default, and ten for the ablation seeds."""
 
     def __post_init__(self) -> None:
         require_distinct("values", self.values)

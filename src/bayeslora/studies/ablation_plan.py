@@ -1,4 +1,4 @@
-"""Which rows an ablation has, which runs they are made from, and where those lie."""
+"""Rows of an ablation, their runs, and the directories of those."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Variant:
     """A row of the table.
 
     Attributes:
-        label: in the table.
-        method: which is varied.
-        value: of what is varied.
-        variation: what the value means.
-        name: of directories.
+        label: label in the table.
+        method: the varied method.
+        value: the value of the varied setting.
+        variation: meaning of the value.
+        name: name of directories.
     """
 
     label: str
@@ -34,12 +34,12 @@ class Variant:
     name: str
 
     def config(self, study: AblationStudy, seed: int) -> RunConfig:
-        """Its run, resolved."""
+        """Its resolved run."""
         return resolve(self.variation.change(_plain(study, self.method, seed)))
 
 
 def make_variants(ablation: Ablation, values: Sequence[str]) -> list[Variant]:
-    """All rows, those of a method together. Values that the ablation does not take are refused."""
+    """All rows, grouped by method. Invalid values are refused."""
     several = len(ablation.methods) > 1
     found = []
     for method in ablation.methods:
@@ -56,8 +56,8 @@ def make_variants(ablation: Ablation, values: Sequence[str]) -> list[Variant]:
 def plan_jobs(study: AblationStudy, variants: Sequence[Variant], seeds: Sequence[int], runs: Path) -> Jobs:
     """The run of every row and seed.
 
-    Some value of most ablations is the default. Those runs lie under the name of their method, where all ablations in the
-    same directory find them.
+    In most ablations one value is the default. Those runs are stored under the name of their method, so that all ablations
+    in the same directory share them.
     """
     jobs = {}
     for seed in seeds:
@@ -70,5 +70,5 @@ def plan_jobs(study: AblationStudy, variants: Sequence[Variant], seeds: Sequence
 
 
 def _plain(study: AblationStudy, method: str, seed: int) -> RunConfig:
-    """A method as the study has it, before anything is varied."""
+    """The run of a method before anything is varied."""
     return with_method(method)(study.run(study.task, BASE, seed))

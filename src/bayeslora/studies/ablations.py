@@ -1,6 +1,6 @@
-"""The ablations by name: what is varied, which values it takes, and what a value means. A new one is an entry here.
+"""The ablations by name: the varied setting, its values and their meaning. A new ablation is an entry here.
 
-Light, because the command line lists them.
+Imports are light, because the command line lists them.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from bayeslora.errors import InputError, did_you_mean
 from bayeslora.runs.config import RunConfig
 
 BASE = "bayesian-lora"
-"""The method that is taken apart."""
+"""The ablated method."""
 
 Change = Callable[[RunConfig], RunConfig]
 
 
 def unchanged(config: RunConfig) -> RunConfig:
-    """The run as it is."""
+    """Return the run unchanged."""
     return config
 
 
 @dataclass(frozen=True)
 class Variation:
-    """What one value means: another run, or the same run evaluated otherwise.
+    """Meaning of a value: another run, or another evaluation of the same run.
 
     Attributes:
-        change: makes the run from the one that all are held against.
-        samples: weight draws in evaluation, if they are what is varied.
-        posterior_scale: factor of all standard deviations in evaluation, if it is what is varied.
-        note: what the table says besides the value.
+        change: makes the run from the reference run.
+        samples: weight draws in evaluation, if varied.
+        posterior_scale: factor of all standard deviations in evaluation, if varied.
+        note: note in the table besides the value.
     """
 
     change: Change = unchanged
@@ -42,24 +42,24 @@ class Variation:
 
     @property
     def evaluated(self) -> bool:
-        """Whether it is an evaluation of a run, rather than a run."""
+        """Whether it is an evaluation of a run instead of a run."""
         return self.samples is not None or self.posterior_scale is not None
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """One setting and what becomes of predictions as it varies.
+    """A study of predictions as one setting varies.
 
     Attributes:
         name: as given on the command line.
         description: in one line.
-        axis: name of what is varied, for tables and figures.
-        values: those that are tried by default.
-        takes: what values may be, in words.
-        vary: the meaning of a value; raises ``ValueError`` or ``KeyError`` if it has none.
-        methods: each of them is varied.
-        ordered: whether values lie on a scale, so that a line between them means something.
-        seeds: of the runs, by default.
+        axis: name of the setting, for tables and figures.
+        values: default values.
+        takes: description of valid values.
+        vary: returns the meaning of a value; raises ``ValueError`` or ``KeyError`` if it is invalid.
+        methods: methods to vary.
+        ordered: whether values lie on a scale, so that figures may connect them by lines.
+        seeds: default seeds of the runs.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Ablation:
     seeds: tuple[int, ...] = (0, 1, 2)
 
     def variation(self, value: str) -> Variation:
-        """The meaning of a value; others than the ablation takes are refused."""
+        """The meaning of a value; invalid values are refused."""
         try:
             return self.vary(value)
         except (ValueError, KeyError):
@@ -83,14 +83,14 @@ class Ablation:
 
 
 def with_settings(settings: Mapping[str, Any]) -> Change:
-    """Other settings of the posterior."""
+    """Change settings of the posterior."""
     return lambda config: replace(
         config, adapter=replace(config.adapter, settings={**config.adapter.settings, **settings})
     )
 
 
 def with_method(method: str) -> Change:
-    """Another method. Settings of the posterior belong to the one they were given for."""
+    """Change the method, and drop settings of the posterior, which belong to the previous one."""
     return lambda config: (
         config
         if config.method == method
@@ -114,7 +114,7 @@ DEGENERATE: Mapping[str, Any] = {
     "init_lambda": 1e-4,
     "learn_lambda": False,
 }
-"""Hardly any distribution is left: inducing matrices with a standard deviation of 1e-3 that cannot grow beyond twice that,
+"""Almost degenerate distribution: inducing matrices with a standard deviation of 1e-3 that cannot grow beyond twice that,
 conditional noise fixed at 1e-4, no flow."""
 
 
@@ -132,7 +132,7 @@ def _shape(value: str) -> Variation:
 
 
 def _rank(value: str) -> Variation:
-    """``alpha`` follows, so that the update keeps its scale ``alpha / rank``; so does the inducing size, by default."""
+    """Vary the rank. ``alpha`` is scaled with it to keep ``alpha / rank``, and so is the inducing size, by default."""
     rank = int(value)
     if rank < 1:
         raise ValueError

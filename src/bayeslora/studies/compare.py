@@ -1,4 +1,4 @@
-"""Methods on tasks under one protocol: every run that is missing is made, and all of them become one table.
+"""Compare methods on tasks under one protocol: train missing runs, and collect all of them in one table.
 
 =========================  ==========================================================
 ``search/``                runs of the search for learning rates and epochs, on validation questions
@@ -93,7 +93,7 @@ class _Study:
         }
 
     def _loras(self, task: str, wanted: Wanted) -> dict[int, Path]:
-        """The finished LoRAs of a task by seed, also those that only other methods stand on."""
+        """The finished LoRAs of a task by seed, including those trained only for other methods."""
         return {
             seed: path
             for seed in self.study.seeds
@@ -101,7 +101,7 @@ class _Study:
         }
 
     def _shifts(self, wanted: Wanted) -> dict[tuple[str, str], list[Evaluation]]:
-        """The finished runs of every task, to be evaluated on the test split of every other one that is asked for."""
+        """Evaluations of the finished runs of every task on the test splits of the shift tasks."""
         return {
             (task, other): [
                 Evaluation(
@@ -119,7 +119,7 @@ class _Study:
         }
 
     def _shifted(self, own: Places, shift: Sequence[Evaluation]) -> Places:
-        """The evaluations that are finished, by method and seed."""
+        """The finished evaluations, by method and seed."""
         done = {it.run: it.path for it in shift if RunDirectory(it.path).result.exists()}
         return {method: {seed: done[run] for seed, run in runs.items() if run in done} for method, runs in own.items()}
 
@@ -166,7 +166,7 @@ class _Study:
         return head
 
     def _searched(self) -> str:
-        """What was tried for every method, in words."""
+        """Description of the trials of every method."""
         factors = ", ".join(f"×{factor:g}" for factor in self.study.rate_factors)
         epochs = ", ".join(map(str, self.study.search_epochs))
         what = f"{factors} with {epochs} epochs" if epochs else factors
@@ -204,17 +204,17 @@ def compare(
     trust_remote_code: bool = False,
     report: Reporter | None = None,
 ) -> StudyOutcome:
-    """Run what is missing, and write tables and figures.
+    """Train missing runs, and write tables and figures.
 
     Args:
-        study: what is compared.
-        out: directory of everything.
+        study: settings of the comparison.
+        out: output directory.
         data_dir: local copies of the benchmarks.
         device: as for :func:`bayeslora.load_model`.
-        workers: runs side by side, in processes of their own; 0 makes none, and shows what is done.
-        executor: where they are: on this machine, or on a Ray cluster.
-        trust_remote_code: run code that the base model's repository brings along.
-        report: told how it goes.
+        workers: number of parallel processes; 0 starts no runs and shows the finished ones.
+        executor: where runs execute: on this machine, or on a Ray cluster.
+        trust_remote_code: run code from the base model's repository.
+        report: receives progress reports.
     """
     runner = Runner(
         Settings(data_dir, device, trust_remote_code=trust_remote_code), workers, executor, report or Silent()
@@ -231,7 +231,7 @@ def compare(
 
 
 def _require_learnable(methods: Sequence[str], task: str) -> None:
-    """Refuse methods that are made from options where there are none, before anything is run."""
+    """Refuse methods that need options on tasks without options, before any run."""
     for method in methods:
         if find_method(method).needs_options:
             raise InputError(

@@ -1,4 +1,4 @@
-"""What is compared: the settings of a comparison. Light, because the command line is made from it."""
+"""Settings of a comparison. Imports are light, because the command line is built from them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from bayeslora.studies.study import Study, require_distinct, require_distinct_ta
 
 @dataclass(frozen=True)
 class Trial:
-    """How a method is trained, of what there is to choose.
+    """Searched training settings of a method.
 
     Attributes:
-        factor: of its learning rate.
-        epochs: if not its own number.
+        factor: factor of its learning rate.
+        epochs: number of epochs; ``None`` for its own.
     """
 
     factor: float = 1.0
@@ -23,7 +23,7 @@ class Trial:
 
     @property
     def label(self) -> str:
-        """As records name it."""
+        """Label in records."""
         return f"{self.factor:g}" if self.epochs is None else f"{self.factor:g}, epochs {self.epochs}"
 
     def __str__(self) -> str:
@@ -31,7 +31,7 @@ class Trial:
 
 
 OWN = Trial()
-"""A method as it is."""
+"""The method's own settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,19 +43,19 @@ class Comparison(Study):
     tasks: tuple[str, ...]
     """Tasks to compare them on, by name or by the path of your own questions or text."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """One run each; the table shows mean and standard deviation over them."""
+    """Seeds of the runs; the table shows mean and standard deviation over them."""
     preset: str = "default"
-    """The methods' settings: default is what works, paper what was published."""
+    """The methods' settings: default is recommended, paper is as published."""
     rate_factors: tuple[float, ...] = (1.0,)
-    """If there are several, each method's learning rate is multiplied by each, and the factor with the least validation
-    NLL is used, for each task and method."""
+    """Factors of each method's learning rate; of several, the one with the least validation NLL is used for each task and
+    method."""
     search_epochs: tuple[int, ...] = ()
-    """Numbers of epochs to try with each of these factors, every one with a schedule of its own; by default the method's own
-    number, untried."""
+    """Numbers of epochs to try with each of these factors, each with its own schedule; by default only the method's own
+    number."""
     search_seeds: tuple[int, ...] = (0, 1)
     """Seeds of the search; their mean decides. Its runs never read the test split."""
     rates_beyond: int = 0
-    """Where the best factor is the smallest or the largest, go on beyond it, one step after another, at most so many."""
+    """If the best factor is the smallest or the largest, extend the search beyond it by at most this many steps."""
 
     def __post_init__(self) -> None:
         for name in ("methods", "tasks", "seeds", "rate_factors", "search_seeds", "search_epochs"):
@@ -81,7 +81,7 @@ class Comparison(Study):
 
     @property
     def method_names(self) -> tuple[str, ...]:
-        """The methods by name. ``all`` are those that every task can be learnt with."""
+        """The methods by name. ``all`` are those that apply to every task."""
         from bayeslora.methods import METHODS
         from bayeslora.tasks import Task, find_task
 
@@ -91,7 +91,7 @@ class Comparison(Study):
         return tuple(name for name, method in METHODS.items() if options or not method.needs_options)
 
     def config(self, task: str, method: str, seed: int, trial: Trial = OWN) -> RunConfig:
-        """One of the runs, resolved, with its learning rate multiplied."""
+        """One of the resolved runs, with the settings of the trial."""
         config = resolve(self.run(task, method, seed, self.preset))
         rate, epochs = config.training.learning_rate, trial.epochs or config.training.epochs
         assert rate is not None

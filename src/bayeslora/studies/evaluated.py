@@ -1,4 +1,4 @@
-"""Finished runs of a study: their predictions side by side, and which differences are more than chance."""
+"""Finished runs of a study: their predictions, and which differences are significant."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Places = Mapping[str, Mapping[int, Path]]
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A run's figures on one test split.
+    """Results of a run on one test split.
 
     Attributes:
         seed: of the run.
@@ -41,9 +41,9 @@ class Evaluated:
         ids: of the questions.
         probabilities: ``[N, O]``.
         gold: ``[N]``.
-        epistemic: ``[N]``, uncertainty in the weights.
-        options: ``[N]``, how many each question has.
-        calibrated: ``[N, O]``, probabilities after calibration, if there was one.
+        epistemic: ``[N]``, epistemic uncertainty.
+        options: ``[N]``, number of options of each question.
+        calibrated: ``[N, O]``, probabilities after calibration, if any.
     """
 
     seed: int
@@ -57,7 +57,7 @@ class Evaluated:
 
 
 def load_evaluated(path: Path, seed: int) -> Evaluated | None:
-    """The run in a directory, or nothing if it is not done."""
+    """Load the run in a directory, or ``None`` if it is not finished."""
     directory = RunDirectory(path)
     if not directory.result.exists():
         return None
@@ -71,19 +71,19 @@ def load_evaluated(path: Path, seed: int) -> Evaluated | None:
 
 
 def with_calibrated(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result whose main metrics after calibration stand among the others, under names of their own."""
+    """A result with its main metrics after calibration added under prefixed names."""
     after = result.get("calibrated", {}).get("metrics", {})
     main = {f"{CALIBRATED}{name}": after[name] for name in PAIRED if name in after}
     return {**result, "metrics": {**result["metrics"], **main}}
 
 
 def with_calibrated_columns(columns: tuple[Column, ...], names: Iterable[str]) -> tuple[Column, ...]:
-    """Columns for the metrics after calibration too, if there are any of them."""
+    """Add columns for the metrics after calibration, if there are any."""
     return (*columns, *CALIBRATED_COLUMNS) if any(name.startswith(CALIBRATED) for name in names) else columns
 
 
 def load_all(title: str, places: Places) -> dict[str, list[Evaluated]]:
-    """The finished runs of a part of the table, by row."""
+    """Load the finished runs of a part of the table, by row."""
     found = {
         name: [it for seed, path in runs.items() if (it := load_evaluated(path, seed)) is not None]
         for name, runs in places.items()
@@ -93,7 +93,7 @@ def load_all(title: str, places: Places) -> dict[str, list[Evaluated]]:
 
 
 def require_same_questions(title: str, found: Mapping[str, Sequence[Evaluated]]) -> None:
-    """Methods can be compared only on the same questions with the same answers."""
+    """Refuse runs that were not evaluated on the same questions with the same answers."""
     runs = [(method, run) for method, these in found.items() for run in these]
     for method, run in runs[1:]:
         if run.ids != runs[0][1].ids or not np.array_equal(run.gold, runs[0][1].gold):
@@ -104,7 +104,7 @@ def require_same_questions(title: str, found: Mapping[str, Sequence[Evaluated]])
 
 
 def table_rows(found: Mapping[str, Sequence[Evaluated]], columns: Sequence[Column] = COLUMNS) -> dict[str, Row]:
-    """A row for each method, with what the paired bootstrap over questions and seeds says of it and the best."""
+    """A row per method, with the paired bootstrap over questions and seeds against the best."""
     plain = {method: _cells(runs, columns) for method, runs in found.items()}
     best = {column.metric: best_of(plain, column) for column in columns}
     return {
@@ -117,7 +117,7 @@ def table_rows(found: Mapping[str, Sequence[Evaluated]], columns: Sequence[Colum
 
 
 def _cells(runs: Sequence[Evaluated], columns: Sequence[Column]) -> dict[str, Cell]:
-    """Metrics that all runs have."""
+    """Cells of the metrics that all runs have."""
     names = [column.metric for column in columns]
     return {
         name: Cell(tuple(run.result["metrics"][name] for run in runs))
@@ -127,7 +127,7 @@ def _cells(runs: Sequence[Evaluated], columns: Sequence[Column]) -> dict[str, Ce
 
 
 def _ties(name: str, mine: Sequence[Evaluated], best: Sequence[Evaluated], is_best: bool) -> bool:
-    """Whether the paired bootstrap cannot tell a method from the best."""
+    """Whether the paired bootstrap finds no difference from the best."""
     if is_best:
         return True
     metric = PAIRED.get(name.removeprefix(CALIBRATED))
@@ -144,31 +144,31 @@ def _ties(name: str, mine: Sequence[Evaluated], best: Sequence[Evaluated], is_be
 
 
 UNIFORM = "uniform guess"
-"""The row of whoever knows nothing and says so."""
+"""Name of the row of uniform predictions."""
 
 
 def uniform_guess(run: Evaluated) -> dict[str, float]:
-    """What equal probabilities for all options give in expectation, on the questions of a run: no accuracy to speak of, the
-    NLL that any answer should beat, and no calibration error."""
+    """Expected metrics of equal probabilities for all options, on the questions of a run: chance accuracy, the NLL that any
+    method should beat, and no calibration error."""
     return {"acc": float(np.mean(1 / run.options)), "nll": float(np.mean(np.log(run.options))), "ece": 0.0}
 
 
 def reference_rows(figures: Mapping[str, Mapping[str, float]]) -> dict[str, Row]:
-    """Rows that others are held against; none of them is ever the best."""
+    """Reference rows, which are never marked as the best."""
     return {name: {it: Cell((value,), ranked=False) for it, value in row.items()} for name, row in figures.items()}
 
 
 def pooled(runs: Sequence[Evaluated]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Predictions of all seeds, one below the other."""
+    """Concatenated predictions of all seeds."""
     return np.concatenate([run.probabilities for run in runs]), np.concatenate([run.gold for run in runs])
 
 
 def summary(run: Evaluated) -> dict[str, Any]:
-    """What is kept of a run in the record of a study: everything but settings and predictions."""
+    """Entry of a run in the record of a study: everything but settings and predictions."""
     return summary_of(run.result, run.seed)
 
 
 def summary_of(result: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """The same of a result."""
+    """Entry of a result in the record of a study."""
     kept = ("metrics", "timing", "memory", "parameters", "counts", "history", "stopped_early", "found", "environment")
     return {"seed": seed, **{name: result[name] for name in kept if name in result}}

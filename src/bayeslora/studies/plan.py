@@ -1,4 +1,4 @@
-"""What a study consists of, where it lies, and what must be done before what."""
+"""Plan of a study: its runs, their directories and dependencies."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Pair = tuple[str, str]
 """A task and a method."""
 
 Chosen = Mapping[Pair, Trial]
-"""The learning rate and epochs that were chosen."""
+"""The chosen trials."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run with its directory. ``needs`` are directories of runs that must be done before; ``name`` says what it is
-    where its method alone does not."""
+    """A run with its directory. ``needs`` are directories of runs that must finish first; ``name`` describes the run if its
+    method alone does not."""
 
     config: RunConfig
     path: Path
@@ -32,7 +32,7 @@ class Job:
 
     @property
     def label(self) -> str:
-        """In a few words."""
+        """Short description."""
         return f"{task_name(self.config.task)}, {self.name or self.config.method}, seed {self.config.seed}"
 
 
@@ -44,7 +44,7 @@ class Evaluation:
         run: its directory.
         task: any task.
         path: directory of the evaluation.
-        label: in a few words.
+        label: short description.
         samples: weight draws, if not the run's own number.
         posterior_scale: factor of all standard deviations, if not the run's own.
     """
@@ -58,22 +58,22 @@ class Evaluation:
 
     @property
     def needs(self) -> tuple[Path, ...]:
-        """What must be done before."""
+        """Directories of runs that must finish first."""
         return (self.run,)
 
 
-Work = Job | Evaluation
-"""What is done in one piece, in one process."""
+StudyJob = Job | Evaluation
+"""A unit of work for one process."""
 
 
 def plan(study: Comparison, out: Path, chosen: Chosen) -> list[Job]:
-    """All runs of the table, those that others stand on first."""
+    """All runs of the table, dependencies first."""
     first: dict[Path, Job] = {}
     later: list[Job] = []
     for task in study.tasks:
         for method in study.method_names:
             for seed in study.seeds:
-                if find_method(method).make is None:
+                if find_method(method).fit_post_hoc is None:
                     trial = chosen[task, method]
                     path = run_path(out, task, method, trial, seed)
                     first[path] = Job(study.config(task, method, seed, trial), path)
@@ -85,18 +85,18 @@ def plan(study: Comparison, out: Path, chosen: Chosen) -> list[Job]:
 
 
 def run_path(out: Path, task: str, method: str, trial: Trial, seed: int) -> Path:
-    """Where a run lies."""
+    """Directory of a run."""
     return path_below(out / "runs", task, method, trial, seed)
 
 
 def path_below(folder: Path, task: str, method: str, trial: Trial, seed: int) -> Path:
-    """Where a run lies in a folder of runs."""
+    """Directory of a run in a folder of runs."""
     trained = f"rate-{trial.factor:g}" + ("" if trial.epochs is None else f"-epochs-{trial.epochs}")
     return folder / task_name(task) / method / trained / f"seed-{seed}"
 
 
 def _made(study: Comparison, out: Path, task: str, method: str, seed: int, trial: Trial) -> tuple[Job, Sequence[Job]]:
-    """The run of a method that stands on LoRAs, and those: the runs of the table if it has such seeds."""
+    """The run of a method that builds on LoRAs, and the LoRAs: the runs of the table if it has their seeds."""
     config = study.config(task, method, seed, trial)
     loras = [
         Job(
@@ -107,6 +107,6 @@ def _made(study: Comparison, out: Path, task: str, method: str, seed: int, trial
     ]
     paths = tuple(lora.path for lora in loras)
     own = run_path(out, task, method, trial, seed)
-    # relative to the run, so that a study may be moved, or named otherwise, and go on
+    # relative to the run, so that a study can be moved or renamed and then resumed
     config = replace(config, start_from=tuple(os.path.relpath(path, own) for path in paths))
     return Job(config, own, paths), loras

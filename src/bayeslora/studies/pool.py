@@ -1,4 +1,4 @@
-"""Making many runs and evaluations, one after another or several at a time; one that fails costs no other."""
+"""Execute many runs and evaluations, sequentially or in parallel; a failure does not affect others."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.evaluation import evaluate
 from bayeslora.runs.predictors import load_base
 from bayeslora.runs.trained import load_run
-from bayeslora.studies.plan import Evaluation, Job, Work
-from bayeslora.train.run import Place, train
+from bayeslora.studies.plan import Evaluation, Job, StudyJob
+from bayeslora.train.run import RunContext, train
 
-Ended = Callable[[Work, str | None], None]
-"""Told of every piece of work that has ended: nothing, or why it failed."""
+Ended = Callable[[StudyJob, str | None], None]
+"""Callback for every unit of work that has ended, with the reason if it failed."""
 
 Executor = Literal["local", "ray"]
-"""Where work is done."""
+"""Where work executes."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a worker must know besides its work, in a form that another process can get."""
+    """Settings of a worker, which can be pickled for another process."""
 
     data_dir: Path | None = None
     device: str = "auto"
     checkpoint_seconds: float = 60.0
     trust_remote_code: bool = False
 
-    def place(self, report: Reporter | None = None) -> Place:
-        """The same for a run in this process."""
-        return Place(
+    def place(self, report: Reporter | None = None) -> RunContext:
+        """These settings for a run in this process."""
+        return RunContext(
             data_dir=self.data_dir,
             device=self.device,
             report=report or Silent(),
@@ -52,24 +52,24 @@ class Settings:
         )
 
 
-Starter = Callable[[Sequence[Work]], Iterator[tuple[Work, str | None]]]
-"""Does work, and gives the pieces as they end."""
+Starter = Callable[[Sequence[StudyJob]], Iterator[tuple[StudyJob, str | None]]]
+"""Executes work, and yields the units as they end."""
 
 
 class Outage(str):
-    """Why work failed, if it was for the machine, such as a full disk, and not for its settings: it may go well another time."""
+    """Reason of a failure caused by the machine, such as a full disk, and not by the settings: it may succeed later."""
 
 
 class Worker:
-    """Does one piece after another and loads the base model only once, or not at all if its place has brought one for all."""
+    """Executes units of work one by one. Loads the base model at most once; the place may provide a shared one."""
 
-    def __init__(self, settings: Settings, place: Place | None = None) -> None:
+    def __init__(self, settings: Settings, place: RunContext | None = None) -> None:
         self.place = place or settings.place()
         self._loaded: tuple[Any, LoadedModel] | None = None
         self._trunk: tuple[str, TrunkCache] | None = None
 
-    def __call__(self, work: Work) -> str | None:
-        """Do it; returns why it failed, if it did."""
+    def __call__(self, work: StudyJob) -> str | None:
+        """Execute the work; returns the reason if it failed."""
         try:
             if isinstance(work, Job):
                 train(work.config, work.path, self.prepared(work.config))
@@ -90,8 +90,8 @@ class Worker:
         finally:
             trained.model.unload()
 
-    def prepared(self, config: RunConfig) -> Place:
-        """The place with the run's base model, and what its frozen layers gave in earlier runs."""
+    def prepared(self, config: RunConfig) -> RunContext:
+        """The place with the run's base model, and the trunk cache of earlier runs."""
         if self.place.loaded is not None:
             return self.place
         if self._loaded is None or self._loaded[0] != (config.model, config.loading):
@@ -103,15 +103,15 @@ class Worker:
 
 
 class Workers:
-    """Whoever does the work of a study: this process, several others, or a Ray cluster.
+    """Executes the work of a study: in this process, in several others, or on a Ray cluster.
 
-    Processes stay for the work that comes later, with what they have loaded, until the block is left.
+    Processes, with their loaded models, are reused for later work until the block ends.
 
     Args:
-        settings: where work finds things.
-        count: pieces side by side; with 1 everything is done in this process.
-        executor: where: on this machine, or on a Ray cluster.
-        here: the worker of this process; one of its own by default.
+        settings: settings of the workers.
+        count: number of parallel processes; with 1 everything runs in this process.
+        executor: where work executes: on this machine, or on a Ray cluster.
+        here: the worker of this process; a new one by default.
     """
 
     def __init__(
@@ -126,11 +126,11 @@ class Workers:
     def __exit__(self, *error: object) -> None:
         self._processes.close()
 
-    def run(self, work: Sequence[Work], ended: Ended) -> None:
-        """Do the work: first what other work needs, then the rest. ``ended`` is told of every piece that has ended."""
+    def run(self, work: Sequence[StudyJob], ended: Ended) -> None:
+        """Execute the work, dependencies first. ``ended`` is called for every unit that has ended."""
         failed: set[Path] = set()
 
-        def note(it: Work, failure: str | None) -> None:
+        def note(it: StudyJob, failure: str | None) -> None:
             if failure is not None:
                 failed.add(it.path)
             ended(it, failure)
@@ -158,15 +158,15 @@ def _starter(settings: Settings, count: int, executor: Executor, here: Worker, p
 
 
 class _Processes:
-    """Processes on this machine, started when there is work. If one dies (of too little memory, say), its work has failed and
-    the rest goes on."""
+    """Processes on this machine, started on demand. If one dies (for example out of memory), its work has failed and the rest
+    continues."""
 
     def __init__(self, settings: Settings, count: int) -> None:
         self._settings, self._count = settings, count
         self._pool: ProcessPoolExecutor | None = None
 
-    def __call__(self, work: Sequence[Work]) -> Iterator[tuple[Work, str | None]]:
-        """Pieces of work as they end."""
+    def __call__(self, work: Sequence[StudyJob]) -> Iterator[tuple[StudyJob, str | None]]:
+        """Yield units of work as they end."""
         waiting = list(work)
         while waiting:
             self._pool = self._pool or self._started(self._count)
@@ -177,24 +177,24 @@ class _Processes:
                 return
             self.close()
             suspects, waiting = waiting[: self._count], waiting[self._count :]
-            for it in suspects:  # one of those that were running; alone it shows itself
+            for it in suspects:  # one of the running units is at fault; run each alone to find it
                 with self._started(1) as pool:
                     alone = list(_until_broken(pool, [it]))
                 yield alone[0] if alone else (it, "its process died; give it more memory, or use fewer workers")
 
     def _started(self, count: int) -> ProcessPoolExecutor:
-        context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+        context = multiprocessing.get_context("spawn")  # CUDA does not support fork
         return ProcessPoolExecutor(count, context, _start_worker, (self._settings, os.getpid()))
 
     def close(self) -> None:
-        """End the processes; work that has not begun is not done."""
+        """Stop the processes; pending work is cancelled."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
         self._pool = None
 
 
-def _until_broken(pool: ProcessPoolExecutor, work: Sequence[Work]) -> Iterator[tuple[Work, str | None]]:
-    """Pieces of work as they end, until all have or a process dies."""
+def _until_broken(pool: ProcessPoolExecutor, work: Sequence[StudyJob]) -> Iterator[tuple[StudyJob, str | None]]:
+    """Yield units of work as they end, until all have ended or a process dies."""
     try:
         running = {pool.submit(_run, it): it for it in work}
         for future in as_completed(running):
@@ -213,12 +213,12 @@ def _start_worker(settings: Settings, parent: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End when the study's process is gone, even if it was killed: its run would stay locked, and its memory taken."""
+    """Exit when the study's process is gone, even if killed: otherwise the run stays locked and its memory allocated."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
 
 
-def _run(work: Work) -> str | None:
+def _run(work: StudyJob) -> str | None:
     assert _worker is not None
     return _worker(work)

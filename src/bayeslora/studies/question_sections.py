@@ -1,10 +1,10 @@
-"""Parts of a study's table for questions with options: on the task that was learnt, or on another one.
+"""Parts of a study's table for questions with options: on the training task, or on another one.
 
-On another task a method should notice that the questions are not of the kind it has learnt. How well its uncertainty tells
-them from those of its own task is the AUROC of
+On another task a method should detect that the questions are out of distribution. How well its uncertainty separates them
+from those of its own task is the AUROC of
 
 - the epistemic part, which is the disagreement between draws: methods without draws have none;
-- the whole entropy of the averaged prediction, which every method has, to hold the first against.
+- the whole entropy of the averaged prediction, which every method has, for comparison.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class QuestionSection:
     """A part of the table.
 
     Attributes:
-        columns: what is shown.
-        rows: by method.
-        found: the runs that the rows were made from, by method.
+        columns: columns to show.
+        rows: rows by method.
+        found: the runs of the rows, by method.
     """
 
     columns: tuple[Column, ...]
@@ -54,18 +54,18 @@ class QuestionSection:
 
     @property
     def references(self) -> dict[str, dict[str, float]]:
-        """What every row is held against: a uniform guess."""
+        """Reference of every row: a uniform guess."""
         first = next((run for runs in self.found.values() for run in runs), None)
         return {} if first is None else {UNIFORM: uniform_guess(first)}
 
     @property
     def all_rows(self) -> dict[str, Row]:
-        """The rows and what they are held against."""
+        """The rows and the reference rows."""
         return {**self.rows, **reference_rows(self.references)}
 
     @property
     def record(self) -> dict[str, Any]:
-        """What the rows were made from, without the predictions."""
+        """Data of the rows, without the predictions."""
         return {
             name: {
                 "runs": [summary(run) for run in runs],
@@ -76,12 +76,12 @@ class QuestionSection:
 
 
 def question_section(title: str, places: Places, columns: tuple[Column, ...] = COLUMNS) -> QuestionSection:
-    """Results on one test split, side by side."""
+    """Results of all rows on one test split."""
     return _section(load_all(title, places), columns)
 
 
 def shift_section(title: str, places: Places, own: Places) -> QuestionSection:
-    """The same on another task than was learnt; ``own`` are the results of the same runs on their own one."""
+    """Results on another than the training task; ``own`` are the results of the same runs on the training task."""
     found = {
         name: [
             with_detection(run, inside)
@@ -94,7 +94,7 @@ def shift_section(title: str, places: Places, own: Places) -> QuestionSection:
 
 
 def with_detection(shifted: Evaluated, own: Evaluated) -> Evaluated:
-    """A result with the AUROCs of telling its questions from those of the run's own task."""
+    """Add the AUROCs of detecting its questions among those of the run's own task."""
     entropies = metrics.entropy(own.probabilities), metrics.entropy(shifted.probabilities)
     found = {"shift_auroc_entropy": metrics.shift_auroc(*entropies)}
     if own.epistemic.any() or shifted.epistemic.any():
@@ -103,7 +103,7 @@ def with_detection(shifted: Evaluated, own: Evaluated) -> Evaluated:
 
 
 def is_shift(columns: Sequence[Column]) -> bool:
-    """Whether a part is about another task than was learnt."""
+    """Whether a part is on another than the training task."""
     return SHIFT_COLUMNS[-1] in columns
 
 

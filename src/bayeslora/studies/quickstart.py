@@ -1,7 +1,7 @@
-"""The whole job in minutes on two slow CPU cores: SmolLM2 and the embedded task, LoRA beside Bayesian-LoRA.
+"""A complete example in minutes on two slow CPU cores: LoRA and Bayesian-LoRA on SmolLM2 and the embedded task.
 
-It is cheap by design: short prompts that options share, adapters in the upper layers only, and the frozen layers below
-them computed once for every epoch, both methods and all draws, and questions of like length side by side.
+It is cheap by design: options share short prompts, only upper layers are adapted, the frozen layers below are computed once
+for all epochs, both methods and all draws, and questions of similar length are batched.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Reporter, Silent
 from bayeslora.runs.config import AdapterConfig, RunConfig, TrainingConfig
 from bayeslora.runs.directory import RunDirectory
-from bayeslora.train.run import Place, train
+from bayeslora.train.run import RunContext, train
 
 METHODS = ("lora", "bayesian-lora")
 SETTINGS: dict[str, dict[str, Any]] = {"lora": {}, "bayesian-lora": {"init_sd_u": 0.1}}
-"""The posterior starts wide, as it must where few questions are gone through many times and nothing stops it early."""
+"""The posterior starts wide, which is necessary for many epochs on few questions without early stopping."""
 EPOCHS = 12
 COLUMNS = {"acc": "ACC", "nll": "NLL", "ece": "ECE", "distance_to_truth": "distance to truth"}
 
 
 @dataclass(frozen=True)
 class Quickstart:
-    """Both results by method, and what is told about them."""
+    """Both results by method, and their description."""
 
     results: dict[str, dict[str, Any]]
     figure: Path
@@ -39,7 +39,7 @@ class Quickstart:
 def quickstart_config(method: str, seed: int) -> RunConfig:
     """The run of one method, at its own learning rate; all else is the same for both.
 
-    Many passes over few questions without early stopping: how people come by models that are sure and wrong.
+    Many passes over few questions without early stopping are a typical cause of overconfident models.
     """
     return RunConfig(
         model="smollm2",
@@ -60,9 +60,9 @@ def quickstart_config(method: str, seed: int) -> RunConfig:
 def quickstart(
     out: Path, *, device: str = "auto", seed: int = 0, force: bool = False, report: Reporter | None = None
 ) -> Quickstart:
-    """Run both methods in ``out``, or go on where it was interrupted; draws the figure and writes the table."""
+    """Run or resume both methods in ``out``; draws the figure and writes the table."""
     report = report or Silent()
-    place = Place(device=device, report=report, trunk=TrunkCache())
+    place = RunContext(device=device, report=report, trunk=TrunkCache())
     results = {}
     for method in METHODS:
         report.say(f"{method}:")
@@ -79,7 +79,7 @@ def quickstart(
 
 
 def metrics_table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """A row for each method and one for what calibration makes of it, a column for each of the main metrics."""
+    """Table with a row per method and one for it after calibration, and a column per main metric."""
     rows = {}
     for method, result in results.items():
         rows[method] = result["metrics"]

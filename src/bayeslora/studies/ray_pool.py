@@ -1,7 +1,7 @@
-"""Work of studies on a Ray cluster. Its files are the results, so all nodes must see the directory under the same path.
+"""Execute studies on a Ray cluster. Results are files, so all nodes must share the directory under the same path.
 
-Ray starts a run again elsewhere when its process or its node dies. There it goes on from its checkpoint, like any run that
-was interrupted.
+Ray restarts a run elsewhere when its process or its node dies. It then resumes from its checkpoint, like any interrupted
+run.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from dataclasses import replace
 from typing import Any
 
 from bayeslora.errors import InputError, first_line
-from bayeslora.studies.plan import Evaluation, Work
+from bayeslora.studies.plan import Evaluation, StudyJob
 from bayeslora.studies.pool import Settings, Worker
 
 RETRIES = 3
-"""How many times a run is started again after its process or its node has died."""
+"""How often a run is restarted after its process or its node has died."""
 
 _workers: dict[Settings, Worker] = {}
 
 
-def in_ray(jobs: Sequence[Work], settings: Settings, workers: int) -> Iterator[tuple[Work, str | None]]:
-    """Jobs as they end, at most ``workers`` at a time, with why they failed if they did.
+def in_ray(jobs: Sequence[StudyJob], settings: Settings, workers: int) -> Iterator[tuple[StudyJob, str | None]]:
+    """Yield jobs as they end, with the reason if they failed; at most ``workers`` run at a time.
 
-    The cluster is the one that ``RAY_ADDRESS`` names, or this machine. Each run takes a CPU, and a GPU if it is to use one.
+    The cluster is the one that ``RAY_ADDRESS`` names, or this machine. Each run takes a CPU, and a GPU if it uses one.
     """
     ray = _ray()
     if settings.data_dir is not None:
         settings = replace(settings, data_dir=settings.data_dir.absolute())
     task = ray.remote(_run).options(num_cpus=1, num_gpus=_gpus(settings), max_retries=RETRIES)
     waiting = [_absolute(job) for job in reversed(jobs)]
-    running: dict[Any, Work] = {}
+    running: dict[Any, StudyJob] = {}
     given = {made.path: job for made, job in zip(reversed(waiting), jobs, strict=True)}
     while waiting or running:
         while waiting and len(running) < workers:
@@ -68,29 +68,29 @@ def _ray() -> Any:
 
 
 def _require_answer(address: str | None) -> None:
-    """Ray itself would try for minutes to reach a head node that is not there."""
+    """Fail fast if the head node is unreachable, which Ray itself would retry for minutes."""
     host, _, port = (address or "").rpartition("//")[2].rpartition(":")
     if port.isdecimal():
         socket.create_connection((host, int(port)), timeout=5.0).close()
 
 
 def _gpus(settings: Settings) -> int:
-    """How many a run takes; with ``auto`` that is one if the cluster has any."""
+    """Number of GPUs per run; with ``auto`` one if the cluster has any."""
     import ray
 
     wanted = settings.device.startswith("cuda") or (settings.device == "auto" and "GPU" in ray.cluster_resources())
     return int(wanted)
 
 
-def _absolute(job: Work) -> Work:
-    """A worker has another working directory."""
+def _absolute(job: StudyJob) -> StudyJob:
+    """Make paths absolute, since a worker has another working directory."""
     if isinstance(job, Evaluation):
         return replace(job, path=job.path.absolute(), run=job.run.absolute())
     return replace(job, path=job.path.absolute(), needs=tuple(path.absolute() for path in job.needs))
 
 
-def _run(job: Work, settings: Settings) -> str | None:
-    """Do it in a worker's process, which keeps the base model for the next one."""
+def _run(job: StudyJob, settings: Settings) -> str | None:
+    """Execute a job in a worker's process, which keeps the base model for the next one."""
     if settings not in _workers:
         _workers.clear()
         _workers[settings] = Worker(settings)

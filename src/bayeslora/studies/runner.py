@@ -1,4 +1,4 @@
-"""Making the runs and the evaluations of a study that are missing, and telling how it goes."""
+"""Execute the missing runs and evaluations of a study, and report progress."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from bayeslora.progress import Reporter, Silent
 from bayeslora.runs.config import saved_run, to_dict
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.studies.evaluated import METRICS
-from bayeslora.studies.plan import Job, Work
+from bayeslora.studies.plan import Job, StudyJob
 from bayeslora.studies.pool import Executor, Settings, Worker, Workers
 from bayeslora.tasks import Task, find_task, require_gold
 
 TOLD = (*METRICS, "cot_nll", "cot_ece")
-"""What is told of a run that has ended, as far as it has it."""
+"""Metrics reported for a finished run, if it has them."""
 
 
 @dataclass
 class Runner:
-    """Makes what is missing; something that fails costs nothing else. Processes stay until the block is left.
+    """Executes missing work; a failure does not affect other work. Processes are reused until the block ends.
 
     Attributes:
-        settings: where runs find things.
-        workers: runs side by side, in processes of their own; 0 makes nothing, and goes by what is done.
-        executor: where they are: on this machine, or on a Ray cluster.
-        report: told how it goes.
-        failures: why runs and evaluations failed, by what they were.
+        settings: settings of the workers.
+        workers: number of parallel processes; 0 executes nothing and uses finished results.
+        executor: where work executes: on this machine, or on a Ray cluster.
+        report: receives progress reports.
+        failures: reasons of failed runs and evaluations, by label.
     """
 
     settings: Settings
@@ -49,8 +49,8 @@ class Runner:
     def __exit__(self, *error: object) -> None:
         self._workers.__exit__(*error)
 
-    def run(self, work: Sequence[Work], what: str = "runs") -> None:
-        """Do what has no result yet; directories that hold something else are refused before that."""
+    def run(self, work: Sequence[StudyJob], what: str = "runs") -> None:
+        """Execute the work without a result; directories with other content are refused first."""
         missing = [it for it in work if not _is_done(it)]
         if not work:
             return
@@ -59,7 +59,7 @@ class Runner:
             return
         ended = 0
 
-        def tell(it: Work, failure: str | None) -> None:
+        def tell(it: StudyJob, failure: str | None) -> None:
             nonlocal ended
             ended += 1
             if failure is None:
@@ -74,15 +74,15 @@ class Runner:
 
 
 def require_readable(tasks: Sequence[str], data_dir: Path | None) -> None:
-    """Refuse tasks whose test questions cannot be read, or have no answers, now rather than when all runs are made."""
+    """Refuse tasks whose test questions cannot be read, or have no answers, before any run."""
     for name in tasks:
         task = find_task(name, data_dir)
         if isinstance(task, Task):
             require_gold(task.load("test").items)
 
 
-def _is_done(work: Work) -> bool:
-    """Whether there is a result. A directory that holds something else is refused."""
+def _is_done(work: StudyJob) -> bool:
+    """Whether there is a result. A directory with other content is refused."""
     place = RunDirectory(work.path)
     if isinstance(work, Job):
         if work.path.exists():

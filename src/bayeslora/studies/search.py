@@ -1,6 +1,6 @@
-"""Learning rate and epochs chosen on validation questions, by the same search for every method that is trained.
+"""Choose learning rate and epochs on validation questions, by the same search for every trained method.
 
-Runs of the search are runs of their own, which never read the test split.
+The search has its own runs, which never read the test split.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Search:
     """Tries factors of the learning rate and numbers of epochs, for each task and trained method.
 
     Attributes:
-        study: says what to try, with which seeds, and how far to go beyond the factors.
+        study: the trials, their seeds, and how far to extend the factors.
         out: directory of the study.
-        runner: makes the runs.
-        nlls: validation NLL by trial, mean over the seeds; infinite where a run failed.
+        runner: executes the runs.
+        nlls: validation NLL by trial, mean over the seeds; infinite if a run failed.
         chosen: the trials of least validation NLL.
     """
 
@@ -39,7 +39,7 @@ class Search:
     chosen: Chosen = field(default_factory=dict)
 
     def run(self) -> Chosen:
-        """Try, and choose. Where there is only one trial, that is it."""
+        """Run the trials and choose the best. A single trial is chosen without a run."""
         pairs, trials = searched_pairs(self.study), trials_of(self.study)
         if len(trials) == 1:
             self.chosen = dict.fromkeys(pairs, trials[0])
@@ -55,7 +55,7 @@ class Search:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What was chosen and why, as files hold it; nothing where a run failed."""
+        """JSON-compatible record of the choice and the NLLs, which are ``None`` where a run failed."""
         tried = {
             _name(pair): {it.label: nlls[it] if math.isfinite(nlls[it]) else None for it in _in_order(nlls)}
             for pair, nlls in self.nlls.items()
@@ -78,16 +78,16 @@ class Search:
 
 
 def trials_of(study: Comparison) -> tuple[Trial, ...]:
-    """What is tried for every method; without epochs of the study each keeps its own."""
+    """Trials of every method; without epochs in the study each method keeps its own."""
     epochs: Sequence[int | None] = study.search_epochs or (None,)
     return tuple(Trial(factor, some) for some in epochs for factor in study.rate_factors)
 
 
 def searched_pairs(study: Comparison) -> list[Pair]:
-    """Tasks and methods that have a learning rate to choose: those that are trained, and LoRA if others stand on it."""
+    """Tasks and methods with a learning rate to choose: trained methods, and LoRA if others build on it."""
     methods = {name: find_method(name) for name in study.method_names}
-    trained = [name for name, method in methods.items() if method.make is None]
-    if any(method.make is not None and method.loras({}) for method in methods.values()):
+    trained = [name for name, method in methods.items() if method.fit_post_hoc is None]
+    if any(method.fit_post_hoc is not None and method.loras({}) for method in methods.values()):
         trained = list(dict.fromkeys(("lora", *trained)))
     return [(task, method) for task in study.tasks for method in trained]
 
@@ -107,13 +107,13 @@ def search_jobs(study: Comparison, out: Path, trials: Mapping[Pair, Sequence[Tri
 
 
 def best_trial(nlls: Mapping[Trial, float]) -> Trial:
-    """That of least NLL; of equal ones that whose factor is nearest to 1, then the shortest."""
+    """The trial of least NLL; ties are broken by the factor nearest to 1, then by the fewest epochs."""
     return min(nlls, key=lambda it: (nlls[it], abs(math.log(it.factor)), it.epochs or 0))
 
 
 def next_trial(nlls: Mapping[Trial, float]) -> Trial | None:
-    """The factor beyond the best one with its epochs, as far from it as its neighbour is; none if that lies between others, or
-    all failed."""
+    """The next factor beyond the best one, with its epochs and the same spacing; ``None`` if the best is not at an end, or all
+    failed."""
     best = best_trial(nlls)
     tried = sorted(it.factor for it in nlls if it.epochs == best.epochs)
     if best.factor not in (tried[0], tried[-1]) or not math.isfinite(nlls[best]):
@@ -123,7 +123,7 @@ def next_trial(nlls: Mapping[Trial, float]) -> Trial | None:
 
 
 def _on_validation(config: RunConfig) -> RunConfig:
-    """The run without its test split, and without what is only done for a report."""
+    """The run on the validation split, without steps that only serve the report."""
     return replace(config, report_split="validation", prediction=replace(config.prediction, solutions=0))
 
 
@@ -150,7 +150,7 @@ def _told(pair: Pair, nlls: Mapping[Trial, float]) -> str:
 
 
 def _validation_nll(path: Path) -> float:
-    """Of the state that a run has kept; infinite if it failed."""
+    """Validation NLL of the final state of a run; infinite if it failed."""
     directory = RunDirectory(path)
     if not directory.result.exists():
         return math.inf

@@ -1,4 +1,4 @@
-"""What the runs of every study have in common. Light, because the command line is made from it."""
+"""Common settings of all studies. Imports are light, because the command line is built from them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from bayeslora.runs.config import (
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """Settings that are the same for all runs."""
+    """Settings shared by all runs."""
 
     model: str
     """smollm2, a directory, or a hub id such as org/model."""
     shift: tuple[str, ...] = ()
-    """Tasks on whose test split every run is evaluated as well, without being trained on them."""
+    """Tasks on whose test split every run is also evaluated, without training on them."""
     data: DataConfig = field(default_factory=DataConfig)
     loading: ModelConfig = field(default_factory=ModelConfig)
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
@@ -48,20 +48,20 @@ class Study:
 
 
 def task_name(task: str) -> str:
-    """A task's name, also where it was given as a path."""
+    """A task's name, also if it was given as a path."""
     from bayeslora.tasks import TASKS
 
     return task if task in TASKS else Path(task).stem
 
 
 def require_distinct(name: str, values: Sequence[object]) -> None:
-    """Refuse an option that names the same thing twice."""
+    """Refuse an option with duplicate values."""
     if len(set(values)) < len(values):
         raise InputError(f"{name} names one twice ({', '.join(map(str, values))}); give each once")
 
 
 def require_distinct_tasks(tasks: Sequence[str]) -> None:
-    """Refuse tasks whose results would lie in the same place."""
+    """Refuse tasks whose results would share a directory."""
     names = [task_name(task) for task in tasks]
     if len(set(names)) < len(names):
         raise InputError(f"two tasks have the same name ({', '.join(names)}); rename a file")

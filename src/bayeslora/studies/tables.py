@@ -1,4 +1,4 @@
-"""The tables of a study, in Markdown and LaTeX, and what its caller gets."""
+"""Tables of a study in Markdown and LaTeX, and its outcome."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Tables:
     """Tables under one heading.
 
     Attributes:
-        head: what is to be known about all of them.
+        head: introduction to all of them.
         sections: rows and columns by title.
-        failures: why runs failed, by what they were.
-        what: above the names of the rows.
+        failures: reasons of failed runs, by label.
+        what: heading of the column of row names.
     """
 
     head: str
@@ -38,7 +38,7 @@ class Tables:
 
     @property
     def text(self) -> str:
-        """Everything in Markdown."""
+        """All tables in Markdown."""
         tables = (f"## {title}\n\n{markdown(*table, self.what)}" for title, table in self.sections.items())
         parts = [self.head, *tables]
         if self.failures:
@@ -46,7 +46,7 @@ class Tables:
         return "\n\n".join(parts) + "\n"
 
     def write(self, out: Path) -> None:
-        """``table.md`` and ``table.tex``."""
+        """Write ``table.md`` and ``table.tex``."""
         out.mkdir(parents=True, exist_ok=True)
         _write_text(out / "table.md", self.text)
         tables = (f"% {title}\n{latex(*table, self.what)}" for title, table in self.sections.items())
@@ -55,13 +55,13 @@ class Tables:
 
 @dataclass(frozen=True)
 class StudyOutcome:
-    """What came out of a study.
+    """Outcome of a study.
 
     Attributes:
         sections: rows of each part of its table, by title: a method or variant to metric to cell.
         text: the whole table in Markdown.
-        failures: why runs failed, by what they were.
-        out: where tables and figures lie.
+        failures: reasons of failed runs, by label.
+        out: directory of tables and figures.
     """
 
     sections: Mapping[str, Mapping[str, Row]]

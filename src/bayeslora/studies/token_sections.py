@@ -1,4 +1,4 @@
-"""Parts of a comparison's table for tasks whose every token is predicted: running text, and problems with solutions."""
+"""Parts of a comparison's table for tasks that predict every token: running text, and problems with solutions."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class TokenSection:
     """A part of the table.
 
     Attributes:
-        columns: what is shown.
-        rows: by method.
-        record: what the rows were made from, by method.
+        columns: columns to show.
+        rows: rows by method.
+        record: data of the rows, by method.
     """
 
     columns: tuple[Column, ...]
@@ -47,10 +47,10 @@ def token_sections(title: str, task: TokenTask, places: Places, loras: Mapping[i
     """Parts by title: one for problems, and for text one for each split that the results have.
 
     Args:
-        title: of the whole.
-        task: what was predicted.
-        places: where the results are.
-        loras: results of LoRAs by seed, whose entropies say which tokens are uncertain.
+        title: common title.
+        task: the predicted task.
+        places: directories of the results.
+        loras: results of LoRAs by seed, whose entropies determine the uncertain tokens.
     """
     if isinstance(task, ProblemTask):
         figures = {

@@ -1,7 +1,7 @@
-"""What a task is: three splits that are read when asked for, and the commonest kind of them, questions with options.
+"""Tasks: three splits that are read on demand, and the most common kind, questions with options.
 
-An :class:`Item` is one question as text: a prompt, and what follows it if an option is chosen. Items know nothing of
-tokens, and their options may differ in number; nothing is padded here.
+An :class:`Item` is one question as text: a prompt, and a continuation for each option. Items are independent of
+tokenizers, and their numbers of options may differ; nothing is padded here.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Content = TypeVar("Content")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt in three pieces, of which only the passage may be cut, from the left, if the whole is too long.
+    """A prompt in three pieces, of which only the passage may be truncated, from the left, if the whole is too long.
 
-    A passage has its leading space, as options have: what is left of a cut one begins with its own.
+    A passage includes its leading space, as options do, so that a truncated one begins with its own.
     """
 
     head: str
@@ -41,12 +41,12 @@ class Item:
 
     Attributes:
         id: its name in predictions.
-        prompt: what the model reads.
-        options: what follows the prompt if that option is chosen, with its leading space: ``" Paris"``.
+        prompt: input of the model.
+        options: continuation of the prompt for each option, with its leading space: ``" Paris"``.
         labels: the options' labels as annotated: ``A``-``E``, ``1``-``4``.
         gold: index of the right option, if known.
-        probabilities: the true answer probabilities, where somebody can know them.
-        letter_prompt: what the model reads if a label is to answer, where the prompt itself shows none.
+        probabilities: the true answer probabilities, if known.
+        letter_prompt: input of the model for scoring by label, if the prompt itself shows no labels.
     """
 
     id: str
@@ -73,7 +73,7 @@ class Item:
 class Split:
     """The items of one split, and how many rows were left out of its source, by reason.
 
-    Where two splits are parts of one source, both carry the counts of that source.
+    If two splits are parts of one source, both have the counts of that source.
     """
 
     items: tuple[Item, ...]
@@ -88,7 +88,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Splits(Generic[Content]):
-    """Three parts of something that has a name. ``read`` makes a part; :meth:`load` does so once and keeps it."""
+    """Three named splits. ``read`` reads a split; :meth:`load` does so once and caches it."""
 
     name: str
     description: str
@@ -96,7 +96,7 @@ class Splits(Generic[Content]):
     _loaded: dict[SplitName, Content] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def load(self, split: str) -> Content:
-        """A split by name: ``train``, ``validation`` (for choosing) or ``test`` (for reporting)."""
+        """A split by name: ``train``, ``validation`` (for selection) or ``test`` (for reporting)."""
         for name in SPLITS:
             if split == name:
                 if name not in self._loaded:
@@ -111,22 +111,22 @@ class Task(Splits[Split]):
 
     @property
     def train(self) -> tuple[Item, ...]:
-        """Items to learn from."""
+        """Training items."""
         return self.load("train").items
 
     @property
     def validation(self) -> tuple[Item, ...]:
-        """Items to choose settings and checkpoints by."""
+        """Items for the selection of settings and checkpoints."""
         return self.load("validation").items
 
     @property
     def test(self) -> tuple[Item, ...]:
-        """Items to report."""
+        """Items for reported results."""
         return self.load("test").items
 
 
 def require_gold(items: Iterable[Item]) -> list[int]:
-    """The right answers; refuses items without one, which can be predicted but not learnt from or scored."""
+    """The right answers; refuses items without one, which can be predicted but not used in training or evaluation."""
     gold = []
     for item in items:
         if item.gold is None:

@@ -1,4 +1,4 @@
-"""A public benchmark as data: its sources, how its rows become items, and what its splits stand for.
+"""Definition of a public benchmark: its sources, how its rows become items, and the use of its splits.
 
 Settings are chosen on ``validation`` and results reported on ``test``. Where train, validation and test are all
 labelled, they are the official ones. Where the labels of test are hidden, ``test`` is the official validation split and
@@ -19,14 +19,14 @@ from bayeslora.tasks.rows import Reader, clean, divide
 from bayeslora.tasks.sources import HubRow, Source, check_data_dir, read_source
 
 HELD_OUT = 0.2
-"""Share of train that is the selection split where there is no official one."""
+"""Share of train used as the validation split if there is no official one."""
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Without ``train`` it is for evaluation only; without ``validation`` a part of train is held out.
+    """A benchmark. Without ``train`` it is for evaluation only; without ``validation`` a part of train is held out.
 
-    Rows whose ``key`` is equal are never divided between the two.
+    Rows with equal ``key`` are never split between the two.
     """
 
     name: str
@@ -41,11 +41,11 @@ class Benchmark:
     def task(self, data_dir: Path | None) -> Task:
         """The task, read from the data directory or else from the hub."""
         checked = None if data_dir is None else check_data_dir(data_dir)
-        official = cache(lambda split: self._read_official(split, checked))  # train may be asked for by two splits
+        official = cache(lambda split: self._read_official(split, checked))  # two splits may need train
         return Task(self.name, self.description, lambda split: self._split(split, official))
 
     def _split(self, split: SplitName, official: Callable[[SplitName], Split]) -> Split:
-        """A split in our sense, of official ones."""
+        """One of our splits, from the official ones."""
         if split == "test" or self.validation is not None:
             return official(split)
         whole = official("train")

@@ -30,7 +30,7 @@ def read_boolq(values: Mapping[str, Any]) -> Candidate:
 
 
 def hub_row(row: Mapping[str, Any], place: HubPlace) -> dict[str, Any]:
-    """A row of ``google/boolq``, which has no ids; they are made as in the local files."""
+    """A row of ``google/boolq``, which has no ids; they are generated as in the local files."""
     return {
         "id": f"{place.split}-{place.index}",
         "passage": row["passage"],

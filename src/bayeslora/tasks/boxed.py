@@ -1,4 +1,4 @@
-"""Final answers of solutions: where they stand, and whether two of them are the same."""
+"""Final answers of solutions: extraction and comparison."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bayeslora.errors import InputError
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?P<brace>\{)?")
 
 _SECONDS = 5
-"""After which math-verify gives up comparing; only the main thread can be interrupted."""
+"""Time limit of math-verify in seconds; only the main thread can be interrupted."""
 
 
 def boxed_answer(text: str) -> str | None:
-    r"""The content of the last ``\boxed{...}`` (or ``\fbox``) of a solution, if it has one that is closed.
+    r"""The content of the last closed ``\boxed{...}`` (or ``\fbox``) of a solution, if any.
 
     Without braces it is the next word, as in ``$\boxed 2$``.
 
@@ -33,7 +33,7 @@ def boxed_answer(text: str) -> str | None:
 
 
 def same_answer(accepted: Sequence[str], given: str | None) -> bool:
-    """Whether an answer equals one of those accepted: as it is written, or else as mathematics (by math-verify)."""
+    """Whether an answer equals an accepted one: as text, or mathematically (by math-verify)."""
     if given is None:
         return False
     if any(_squeezed(given) == _squeezed(answer) for answer in accepted):
@@ -42,7 +42,7 @@ def same_answer(accepted: Sequence[str], given: str | None) -> bool:
 
 
 def equal_by_mathematics(accepted: str, given: str) -> bool:
-    """Whether math-verify takes two answers in LaTeX to be the same; what it cannot read is not."""
+    """Whether math-verify considers two LaTeX answers equal; unparsable answers are not."""
     require_checker()
     from math_verify import parse, verify
 
@@ -53,24 +53,24 @@ def equal_by_mathematics(accepted: str, given: str) -> bool:
 
 
 def require_checker() -> None:
-    """Refuse to go on where answers could not be checked."""
+    """Raise if math-verify, which checks answers, is missing."""
     if importlib.util.find_spec("math_verify") is None:
         raise InputError("checking answers needs math-verify; run: pip install math-verify")
 
 
 def _hush() -> None:
-    """What math-verify cannot read is a wrong answer and nothing to warn of."""
+    """Silence math-verify: an unparsable answer is wrong, which needs no warning."""
     for name in ("math_verify.parser", "math_verify.grader", "math_verify.utils"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _braced(text: str, start: int) -> str | None:
-    """Up to the brace that closes the one before ``start``; nothing if none does."""
+    """Text up to the brace that closes the one before ``start``, or ``None``."""
     depth, position = 1, start
     while position < len(text):
         character = text[position]
         if character == "\\":
-            position += 1  # an escaped brace is none
+            position += 1  # skip an escaped brace
         elif character in "{}":
             depth += 1 if character == "{" else -1
             if depth == 0:

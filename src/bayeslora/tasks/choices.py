@@ -1,4 +1,4 @@
-"""The template of multiple-choice questions, and rows that hold one: ARC, OpenBookQA, MMLU and own data."""
+"""Template and rows of multiple-choice questions: ARC, OpenBookQA, MMLU and own data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read_choices(values: Mapping[str, Any]) -> Candidate:
 def choice_candidate(
     name: str, question: str, choices: Sequence[str], labels: Sequence[str], gold: int | None, passage: str = ""
 ) -> Candidate:
-    """The item of a question whose choices are listed in the prompt, with its flaw if it has one."""
+    """The item of a question whose choices are listed in the prompt, with its flaw, if any."""
     if not choices:
         raise Malformed("no choices")
     if len(labels) != len(choices):

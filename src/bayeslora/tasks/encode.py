@@ -1,6 +1,6 @@
-"""From an item to token ids: the prompt once, and each option as what follows it.
+"""Encode items as token ids: the prompt once, and each option as its continuation.
 
-A beginning token stands in front where the tokenizer puts one; no other special tokens are added.
+A beginning-of-sequence token is added if the tokenizer adds one; no other special tokens are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Scoring = Literal["text", "letter"]
-"""What answers a question: the text of an option, or its label alone."""
+"""What is scored: the text of an option, or only its label."""
 
 MAX_TOKENS = 1024
 
@@ -48,11 +48,11 @@ def encode_item(
 ) -> EncodedItem:
     """Token ids of at most ``max_tokens`` for the prompt and its longest option.
 
-    If they are more, whole tokens at the beginning of the passage are left out; nothing else ever is. A question that is
-    longer even without its passage is refused, unless it has at most ``whole`` tokens then.
+    If there are more, whole tokens at the beginning of the passage are removed, and nothing else. A question that is
+    longer even without its passage is refused, unless it then has at most ``whole`` tokens.
 
-    Labels must be one token each. Many tokenizers write ``" 1"`` as a space and a digit: what all labels of an item have
-    in common at their beginning is moved to the end of the prompt, which leaves the probabilities among them as they are.
+    Labels must be one token each. Many tokenizers encode ``" 1"`` as a space and a digit: a common prefix of all labels of
+    an item is moved to the end of the prompt, which does not change their relative probabilities.
     """
     texts = continuations(item, scoring)
     option_ids = [continuation_ids(text, tokenizer) for text in texts]
@@ -77,7 +77,7 @@ def encode_items(
     max_tokens: int = MAX_TOKENS,
     whole: int = 0,
 ) -> list[EncodedItem]:
-    """Token ids of all items, behind what the tokenizer begins a text with."""
+    """Token ids of all items, with the tokenizer's beginning tokens."""
     beginning = beginning_ids(tokenizer)
     limits = max_tokens - len(beginning), whole - len(beginning)
     encoded = (encode_item(item, tokenizer, scoring, *limits) for item in items)
@@ -92,7 +92,7 @@ def beginning_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def continuations(item: Item, scoring: Scoring) -> tuple[str, ...]:
-    """What follows the prompt for each option, as text."""
+    """Continuation of the prompt for each option, as text."""
     if scoring not in get_args(Scoring):
         names = get_args(Scoring)
         raise InputError(f"unknown scoring {scoring!r}; choose {' or '.join(names)}{did_you_mean(scoring, names)}")
@@ -102,12 +102,12 @@ def continuations(item: Item, scoring: Scoring) -> tuple[str, ...]:
 
 
 def prompt_of(item: Item, scoring: Scoring) -> Prompt:
-    """What stands before the continuations."""
+    """The prompt of the continuations."""
     return item.letter_prompt if scoring == "letter" and item.letter_prompt is not None else item.prompt
 
 
 def _shared_beginning(option_ids: list[list[int]]) -> list[int]:
-    """What all options begin with, short of the last token of any."""
+    """Common prefix of all options, shorter than any of them."""
     columns = zip(*(ids[:-1] for ids in option_ids), strict=False)
     return [column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns)]
 
@@ -129,7 +129,7 @@ def plain_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 def continuation_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Ids of a text that follows another.
 
-    Some tokenizers put a space of their own in front of every text, though it has one. Behind an anchor they do not.
+    Some tokenizers add a space in front of every text, even if it has one. They do not after an anchor.
     """
     anchor, both = plain_ids(_ANCHOR, tokenizer), plain_ids(_ANCHOR + text, tokenizer)
     return both[len(anchor) :] if both[: len(anchor)] == anchor else plain_ids(text, tokenizer)
@@ -138,7 +138,7 @@ def continuation_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]
 def _cut_passage(
     name: str, prompt: Prompt, tokenizer: PreTrainedTokenizerBase, excess: int, longest: int, most: int
 ) -> list[int]:
-    """The prompt without at least the first ``excess`` tokens of its passage, and without half characters."""
+    """The prompt without at least the first ``excess`` tokens of its passage, and without partial characters."""
     ids, offsets = _with_offsets(name, prompt, tokenizer)
     start = len(prompt.head)
     stop = start + len(prompt.passage)
@@ -159,7 +159,7 @@ def _cut_passage(
 def _with_offsets(
     name: str, prompt: Prompt, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """Ids of the whole prompt, and the characters each stands for."""
+    """Ids of the whole prompt, and the character range of each."""
     if not prompt.passage:
         ids = plain_ids(prompt.text, tokenizer)
         return ids, [(0, 0)] * len(ids)

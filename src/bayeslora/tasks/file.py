@@ -4,13 +4,13 @@ A line is ``{"question": ..., "choices": [...]}`` with any of
 
 - ``answer``: a label, the index of a choice (from 0), or a choice's text; leave it out if it is not known;
 - ``labels``: one per choice, by default ``A``, ``B``, ``C``, ...;
-- ``passage``: a text the question is about, which is cut from the left if it is too long;
+- ``passage``: a text the question refers to, which is truncated from the left if it is too long;
 - ``id``: a name for predictions, by default a digest of the line.
 
 A directory holds ``train.jsonl``, ``validation.jsonl`` and ``test.jsonl`` (or ``.jsonl.gz``), or those of them that are
 used. A single file is divided into 60 % train, 20 % validation and 20 % test by a fixed hash of the text, so neither
-order nor repeated lines carry anything from one part into another. As it is evaluation data too, a malformed line of it
-is an error; :func:`read_items` reads all of it undivided, for prediction.
+order nor repeated lines leak from one part into another. As it is evaluation data too, a malformed line is an error;
+:func:`read_items` reads all of it undivided, for prediction.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHARES: dict[SplitName, float] = {"train": 0.6, "validation": 0.2, "test": 0.2}
 
 
 def file_task(path: Path) -> Task:
-    """The task of a file or a directory, which must exist; its lines are read when a split is asked for."""
+    """The task of a file or a directory, which must exist; its lines are read when a split is loaded."""
     path = path.expanduser()
     if path.is_dir():
         if not any(find_file(path / split) for split in SHARES):
@@ -51,7 +51,7 @@ def read_items(path: Path) -> Split:
 
 
 def make_item(question: str, choices: Sequence[str], passage: str = "", *, bare: bool = False) -> Item:
-    """One question without an answer, for prediction; if ``bare``, as it stands, with the choices as what may follow it."""
+    """One question without an answer, for prediction; if ``bare``, without a template, with the choices as continuations."""
     if isinstance(choices, str):
         raise InputError(f"choices is one text, {choices!r}; give a list of two choices or more")
     if bare and passage:
@@ -61,7 +61,7 @@ def make_item(question: str, choices: Sequence[str], passage: str = "", *, bare:
 
 
 def question_item(values: Mapping[str, Any]) -> Item:
-    """The question of a line, with or without an answer; what cannot be asked is refused."""
+    """The question of a line, with or without an answer; invalid questions are refused."""
     try:
         candidate = read_own(values)
     except Malformed as error:
@@ -76,7 +76,7 @@ def question_item(values: Mapping[str, Any]) -> Item:
 
 
 def read_own(values: Mapping[str, Any]) -> Candidate:
-    """A line as described above."""
+    """Read a line in the format described above."""
     _check_fields(values)
     choices = text_list(values, "choices")
     labels = _labels(values, len(choices))
@@ -87,7 +87,7 @@ def read_own(values: Mapping[str, Any]) -> Candidate:
 
 
 def check_file(path: Path) -> None:
-    """Refuse what is no file of JSON lines, by its name."""
+    """Refuse a path whose name is not that of a JSON lines file."""
     if not path.is_file():
         raise InputError(f"{path}: no such file or directory; pass a file of JSON lines or a directory with splits")
     if not path.name.endswith(SUFFIXES):
@@ -123,7 +123,7 @@ def _divide_file(path: Path, split: SplitName) -> Split:
 
 
 def _check_fields(values: Mapping[str, Any]) -> None:
-    """Refuse a field that looks like a misspelt one, more readily if that is missed; others are of no concern."""
+    """Refuse a field that looks misspelt, more readily if the correct field is missing; other fields are ignored."""
     missed = [name for name in ("question", "choices", "answer") if name not in values]
     others = [name for name in ("labels", "passage") if name not in values]
     for name in values:
@@ -143,7 +143,7 @@ def _labels(values: Mapping[str, Any], count: int) -> list[str]:
 
 
 def _gold(answer: Any, choices: Sequence[str], labels: Sequence[str]) -> int:
-    """The one choice that an answer can mean; what can mean two is refused rather than guessed."""
+    """Index of the choice that an answer means; ambiguous answers are refused."""
     if isinstance(answer, bool) or not isinstance(answer, (int, str)):
         raise Malformed("answer is no label, index or text", repr(answer)[:60])
     text = normalise(str(answer))

@@ -1,4 +1,4 @@
-"""MMLU: exam questions in four groups of subjects, for evaluation under a shift of subject. Nothing is trained on them."""
+"""MMLU: exam questions in four groups of subjects, for evaluation under a shift of subject. They are not used in training."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Problems with worked solutions: MATH and AIME, asked for step by step in the model's chat template.
+"""Problems with worked solutions: MATH and AIME, with a chain-of-thought prompt in the model's chat template.
 
-What is learnt and scored are the tokens of the solution, behind the problem. AIME comes without solutions, only with
-answers: its solution is one sentence with the answer in a box.
+Training and evaluation use the tokens of the solution after the problem. AIME has answers but no solutions: its solution
+is one sentence with the boxed answer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 INSTRUCTION = r"Reason step by step, and write the final answer in \boxed{}."
-"""The chain-of-thought prompt, behind every problem."""
+"""The chain-of-thought prompt, appended to every problem."""
 
 Messages = Sequence[Mapping[str, str]]
 
@@ -36,9 +36,9 @@ class Problem:
 
     Attributes:
         id: its name in predictions.
-        text: what is asked.
-        solution: worked out, with the answer in a box.
-        answers: those that are accepted, in LaTeX.
+        text: the problem.
+        solution: worked solution with the boxed answer.
+        answers: accepted answers, in LaTeX.
     """
 
     id: str
@@ -52,12 +52,12 @@ class ProblemTask(Splits[tuple[Problem, ...]]):
     """A named set of problems."""
 
     def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[EncodedText]:
-        """Problems as what is given, solutions as what is predicted: all of them whole, whatever ``max_tokens`` says."""
+        """Encode problems as prompts and solutions as targets, all of them whole, regardless of ``max_tokens``."""
         return [encode_problem(problem, tokenizer) for problem in self.load(split)]
 
     def encode_lessons(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[EncodedText]:
-        """The same to learn from: without those longer than ``max_tokens``, and with the token that ends an answer, for a
-        model to learn when to end."""
+        """Encode for training: without those longer than ``max_tokens``, and with the end token, so that the model learns to
+        stop."""
         ending = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
         lessons = (encode_problem(problem, tokenizer, ending) for problem in self.load(split))
         kept = [lesson for lesson in lessons if len(lesson) <= max_tokens]
@@ -69,14 +69,14 @@ class ProblemTask(Splits[tuple[Problem, ...]]):
 
 
 def ask(problem: Problem, tokenizer: PreTrainedTokenizerBase) -> str | Messages:
-    """The prompt: a message of a chat, or plain text where the tokenizer has no chat template."""
+    """The prompt: a chat message, or plain text if the tokenizer has no chat template."""
     if tokenizer.chat_template is None:
         return f"Problem: {problem.text}\n{INSTRUCTION}\nSolution:"
     return [{"role": "user", "content": f"{problem.text}\n\n{INSTRUCTION}"}]
 
 
 def encode_problem(problem: Problem, tokenizer: PreTrainedTokenizerBase, ending: Sequence[int] = ()) -> EncodedText:
-    """Tokens of the prompt, as ``generate`` makes them, and of the solution behind it."""
+    """Tokens of the prompt, as ``generate`` makes them, and of the solution after it."""
     prompt = ask(problem, tokenizer)
     if isinstance(prompt, str):
         given = beginning_ids(tokenizer) + plain_ids(prompt, tokenizer)
@@ -103,16 +103,16 @@ SUBJECTS = (
 
 @dataclass(frozen=True)
 class Problems:
-    """A benchmark as data. There is no official validation split: a fixed 20 % of train is held out for choosing.
+    """Definition of a benchmark. There is no official validation split: a fixed 20 % of train is held out.
 
     Attributes:
         name: of the task.
         description: in one line.
-        train: where to learn from.
-        test: where to report.
-        hub_rows: of the two, into the fields of the local files.
-        read: makes a problem of the fields.
-        learns_from: whether a row of train may be learnt from.
+        train: source of train.
+        test: source of test.
+        hub_rows: functions that map rows of the two into the fields of the local files.
+        read: makes a problem from the fields.
+        learns_from: whether a row of train may be used in training.
     """
 
     name: str
@@ -152,12 +152,12 @@ class Problems:
 
 
 def _key(problem: Problem) -> str:
-    """Equal wherever the data came from, so that the same problems are held out."""
+    """Key that does not depend on the source of the data, so that the same problems are held out."""
     return " ".join(problem.text.split())
 
 
 def read_math(values: Mapping[str, Any]) -> Problem:
-    """A row of MATH. Where it gives no answer apart, that is what its solution has in the last box."""
+    """A row of MATH. Without a separate answer, the last boxed one of its solution is used."""
     solution = str(values["solution"])
     answer = values.get("answer")
     if answer is None:
@@ -168,7 +168,7 @@ def read_math(values: Mapping[str, Any]) -> Problem:
 
 
 def read_aime(values: Mapping[str, Any]) -> Problem:
-    """A row of AIME. Answers are numbers from 0 to 999, some with leading zeros; once two were accepted."""
+    """A row of AIME. Answers are numbers from 0 to 999, some with leading zeros; in one case two are accepted."""
     answers = tuple(str(int(word)) for word in str(values["answer"]).split() if word.isdigit())
     if not answers:
         raise ValueError("no number as answer")

@@ -1,4 +1,4 @@
-"""The tasks by name. A new benchmark is a line here; own data are given as a path."""
+"""Tasks by name. A new benchmark is a line here; own data are given as a path."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bayeslora.tasks.urns import NAME as URNS
 from bayeslora.tasks.urns import urns_task
 
 TokenTask = TextTask | ProblemTask
-"""Tasks whose every token is predicted, instead of an option."""
+"""Tasks that predict every token instead of an option."""
 
 TaskFactory = Callable[[Path | None], Task | TokenTask]
 
@@ -31,7 +31,7 @@ TASKS: dict[str, TaskFactory] = {
     text.NAME: text.wikitext2_task,
     **{benchmark.name: benchmark.task for benchmark in problems.BENCHMARKS},
 }
-"""Makes a task from a data directory, or from the hub if there is none. Nothing is read before a split is loaded."""
+"""Task factories by name, given a data directory, or ``None`` for the hub. Nothing is read before a split is loaded."""
 
 
 def find_task(name_or_path: str | Path, data_dir: str | Path | None = None) -> Task | TokenTask:
@@ -52,7 +52,7 @@ def find_task(name_or_path: str | Path, data_dir: str | Path | None = None) -> T
 
 
 def load_task(name_or_path: str | Path, data_dir: str | Path | None = None) -> Task:
-    """A task that consists of questions with options; others are refused (see :func:`find_task`)."""
+    """A task of questions with options; others are refused (see :func:`find_task`)."""
     task = find_task(name_or_path, data_dir)
     if not isinstance(task, Task):
         raise InputError(

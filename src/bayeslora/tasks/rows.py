@@ -1,8 +1,8 @@
-"""From rows to items: the rules that are the same for every task.
+"""Convert rows to items, by the same rules for every task.
 
-Text is normalised field by field, so that prompts differ in words and not in typography. Rows that are malformed or
-repeated are left out of training data, counted and logged; evaluation data keep every row that can be represented at
-all, since leaving rows out would change what a score means.
+Text is normalised field by field, so that prompts differ in words and not in typography. Malformed or repeated rows are
+left out of training data, counted and logged; evaluation data keep every row that can be represented, since dropping rows
+would change the meaning of a score.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bayeslora.errors import InputError
 from bayeslora.tasks.base import Item, Split
 
 SPLIT_SEED = 2024
-"""Seed of every division into splits. Fixed: another one would make another benchmark."""
+"""Seed of every division into splits. It is fixed, since another seed would define another benchmark."""
 
 DUPLICATE = "duplicate"
 
@@ -32,7 +32,7 @@ _TYPOGRAPHY = str.maketrans(
         **dict.fromkeys("“”„‟", '"'),
         **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-"),
         "…": "...",
-        **dict.fromkeys("\u200b\u2060\ufeff\u00ad", None),  # of no width: zero-width space, joiner, BOM, soft hyphen
+        **dict.fromkeys("\u200b\u2060\ufeff\u00ad", None),  # zero width: zero-width space, joiner, BOM, soft hyphen
     }
 )
 
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The fields of one row, and where it was found, for error lines."""
+    """The fields of one row, and its origin for error messages."""
 
     values: Mapping[str, Any]
     origin: str
@@ -49,14 +49,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An item read from a row, with the flaw that keeps it out of training data, if it has one."""
+    """An item read from a row, with the flaw that excludes it from training data, if any."""
 
     item: Item
     flaw: str | None = None
 
 
 class Malformed(Exception):
-    """A row cannot be made an item. ``reason`` is the same for all such rows, ``detail`` is about this one."""
+    """A row cannot be converted to an item. ``reason`` is common to all such rows, ``detail`` is about this one."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}{': ' if detail else ''}{detail}")
@@ -64,14 +64,14 @@ class Malformed(Exception):
 
 
 Reader = Callable[[Mapping[str, Any]], Candidate]
-"""Makes a row an item, or raises :class:`Malformed`."""
+"""Converts a row to an item, or raises :class:`Malformed`."""
 
 
 def normalise(text: str) -> str:
     """Straight quotes, ``-`` for every dash and minus, ``...`` for the ellipsis, single spaces, trimmed.
 
-    Line breaks and every Unicode space (the non-breaking one too) are white space; characters of no width are removed.
-    Everything else stays, including text that some data set had decoded wrongly.
+    Line breaks and every Unicode space (the non-breaking one too) are white space; zero-width characters are removed.
+    Everything else is unchanged, including text that a data set has decoded wrongly.
 
     Example:
         >>> normalise(" “It’s  5–6\u00a0°C…” ")
@@ -101,7 +101,7 @@ def _whole_characters(text: str, name: str) -> str:
 
 
 def row_id(values: Mapping[str, Any]) -> str:
-    """The row's id; one without gets a digest of its fields, which does not depend on where the row stands."""
+    """The row's id, or a digest of its fields, which does not depend on the row's position."""
     given = values.get("id")
     return _whole_characters(str(given), "id") if given not in (None, "") else digest(repr(sorted(values.items())))[:12]
 
@@ -136,9 +136,9 @@ def clean(rows: Iterable[Row], read: Reader, where: str, *, drop: bool) -> Split
 
 
 def divide(items: Sequence[T], shares: Sequence[float], key: Callable[[T], str]) -> list[tuple[T, ...]]:
-    """Parts of about these shares, by a seeded hash of each item's key and so whatever the order of the items.
+    """Divide items into parts of about these shares by a seeded hash of each item's key, independent of their order.
 
-    Items of equal keys stay together: they rank as one block, which goes where its middle falls.
+    Items of equal keys stay together: they rank as one block, which belongs to the part that contains its middle.
     """
     sizes = Counter(key(item) for item in items)
     ranked = sorted(sizes, key=lambda name: digest(f"{SPLIT_SEED} {name}"))
@@ -150,7 +150,7 @@ def divide(items: Sequence[T], shares: Sequence[float], key: Callable[[T], str])
 
 
 def content_key(item: Item) -> str:
-    """A key by which items of the same text stay together."""
+    """Key of an item's text, which keeps items of the same text together."""
     return repr((item.prompt.text, item.options))
 
 

@@ -1,7 +1,7 @@
-"""Where rows come from: a local directory of JSON lines, or data sets of the Hugging Face hub.
+"""Sources of rows: a local directory of JSON lines, or data sets on the Hugging Face hub.
 
-A data directory is laid out as ``arc_easy/train.jsonl.gz`` (or ``.jsonl``), one row per line. Rows of the hub are mapped
-into the same fields by each family, so that nothing above this module knows where a row came from.
+A data directory is laid out as ``arc_easy/train.jsonl.gz`` (or ``.jsonl``), one row per line. Each family maps rows of the
+hub into the same fields, so that other modules do not depend on the source.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from bayeslora.errors import InputError, did_you_mean, first_line
 from bayeslora.tasks.rows import Row
 
 SUFFIXES = (".jsonl.gz", ".jsonl")
-"""Files that are read; the first that exists wins."""
+"""Suffixes of data files; the first that exists is used."""
 
 LONGEST_LINE = 2**24
-"""Characters that a line of JSON may have. A question takes a few thousand; a small gzip file can unpack to gigabytes."""
+"""Longest line of JSON in characters. A question takes a few thousand; a small gzip file can unpack to gigabytes."""
 
 LARGEST_UNPACKED = 2**32
-"""Characters that a gzip file may unpack to, all lines together."""
+"""Largest unpacked size of a gzip file in characters."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Source:
     """One official split: a file below the data directory, and its place on the hub.
 
     A benchmark may be spread over several configurations of a data set. If all of them share one local file,
-    ``config_field`` names the field that tells their rows apart.
+    ``config_field`` names the field that distinguishes their rows.
     """
 
     file: str
@@ -46,7 +46,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class HubPlace:
-    """Where a row stands on the hub."""
+    """Position of a row on the hub."""
 
     config: str | None
     split: str
@@ -68,7 +68,7 @@ def read_source(source: Source, data_dir: Path | None, hub_row: HubRow) -> list[
 
 
 def check_data_dir(data_dir: Path) -> Path:
-    """A data directory that exists."""
+    """Return the data directory if it exists; otherwise raise."""
     path = data_dir.expanduser()
     if not path.is_dir():
         what = "is not a directory" if path.exists() else "no such directory"
@@ -82,19 +82,19 @@ def find_file(stem: Path, suffixes: Sequence[str] = SUFFIXES) -> Path | None:
 
 
 def read_json_lines(path: Path) -> list[Row]:
-    """One row per line that is not blank; every failure names the file, and the line where there is one."""
+    """Read one row per non-blank line; every error names the file, and the line if there is one."""
     return [
         Row(parse_object(line, f"{path}, line {number}"), f"{path}, line {number}") for number, line in read_lines(path)
     ]
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a file that are not blank, with their numbers, one at a time."""
+    """Yield the non-blank lines of a file with their numbers."""
     return ((number, line) for number, line in enumerate(all_lines(path, LONGEST_LINE), 1) if line.strip())
 
 
 def all_lines(path: Path, longest: int = LARGEST_UNPACKED) -> Iterator[str]:
-    """The lines of a file as they stand, one at a time; every failure names the file, and so does a line that is too long."""
+    """Yield the unchanged lines of a file; every error names the file, including that of a line that is too long."""
     try:
         with _open(path) as file:
             yield from _bounded(file, path, longest)
@@ -107,7 +107,7 @@ def all_lines(path: Path, longest: int = LARGEST_UNPACKED) -> Iterator[str]:
 
 
 def _bounded(file: IO[str], path: Path, longest: int) -> Iterator[str]:
-    """Lines, as long as neither one of them nor what a gzip file unpacks to is without bounds."""
+    """Yield lines; raise if a line or the unpacked size of a gzip file exceeds its bound."""
     number, total, bound = 0, 0, LARGEST_UNPACKED if path.suffix == ".gz" else None
     while line := file.readline(longest + 1):
         number, total = number + 1, total + len(line)
@@ -121,14 +121,14 @@ def _bounded(file: IO[str], path: Path, longest: int) -> Iterator[str]:
 
 
 def _open(path: Path) -> IO[str]:
-    """Text without a byte-order mark, in lines that end at line feeds only."""
+    """Open as text without a byte-order mark, with only line feeds as line ends."""
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="\n")
     return path.open(encoding="utf-8-sig", newline="\n")
 
 
 def parse_object(line: str, origin: str) -> dict[str, Any]:
-    """The JSON object of a line; ``origin`` says which in errors."""
+    """Parse the JSON object of a line; ``origin`` names the line in errors."""
     try:
         values = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -165,7 +165,7 @@ def _hub_rows(source: Source, config: str | None, hub_row: HubRow) -> Iterator[R
     name = f"{source.hub} {config}" if config else source.hub
     try:
         table = importlib.import_module("datasets").load_dataset(source.hub, config, split=source.split)
-    except Exception as error:  # its own types are many, and all of them end here for want of data
+    except Exception as error:  # the library raises many types; all of them mean missing data
         raise InputError(
             f"{name}: cannot be loaded from the hub ({first_line(error)}); check the network, "
             "or pass --data-dir with local copies"

@@ -1,7 +1,7 @@
-"""Running text for language modelling: WikiText-2, or a plain-text file of your own.
+"""Running text for language modelling: WikiText-2, or your own plain-text file.
 
-A text is cut into blocks. Every token is predicted once, from the tokens before it in its block: the first token of a
-block from the last one of the block before, which the block begins with.
+A text is split into blocks. Every token is predicted once, from the tokens before it in its block: the first token of a
+block from the last one of the previous block, with which the block begins.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SUFFIXES = (".txt.gz", ".txt")
-"""Files of text; the first that exists wins."""
+"""Suffixes of text files; the first that exists is used."""
 
 NAME = "wikitext2"
 DESCRIPTION = "WikiText-2: articles of Wikipedia, 2.1 million words, for language modelling"
@@ -50,15 +50,15 @@ class TextTask(Splits[str]):
         return blocks
 
     def encode_lessons(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[EncodedText]:
-        """The same to learn from."""
+        """Encode for training: the same blocks."""
         return self.encode(split, tokenizer, max_tokens)
 
 
 def cut_blocks(ids: Sequence[int], beginning: Sequence[int], max_tokens: int) -> Iterator[tuple[list[int], list[int]]]:
-    """What is given and what is predicted, for each block of at most ``max_tokens`` in all.
+    """Yield prompt and target of each block, of at most ``max_tokens`` together.
 
-    ``beginning`` are special tokens that every block begins with. Without them there is nothing to predict the first token
-    of the text from.
+    ``beginning`` are special tokens at the start of every block. Without them the first token of the text cannot be
+    predicted.
     """
     step = max_tokens - len(beginning) - 1
     if step < 1:
@@ -74,7 +74,7 @@ def wikitext2_task(data_dir: Path | None) -> TextTask:
 
 
 def is_text(path: Path) -> bool:
-    """Whether a path is named as a file of text is, or is a directory that holds parts of one."""
+    """Whether a path has the name of a text file, or is a directory with text splits."""
     return path.name.endswith(SUFFIXES) or any(find_file(path / split, SUFFIXES) for split in SHARES)
 
 
@@ -101,7 +101,7 @@ def _read(source: Source, data_dir: Path | None) -> str:
 
 
 def _hub_line(row: Mapping[str, Any], place: HubPlace) -> dict[str, Any]:
-    """A line of ``Salesforce/wikitext``, in which empty ones have lost their space and their end."""
+    """A line of ``Salesforce/wikitext``, where empty lines lack their space and line feed."""
     return {"text": row["text"] or " \n"}
 
 
@@ -124,7 +124,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _divide(path: Path, split: SplitName) -> str:
-    """One of a file's parts. A line belongs where its middle falls."""
+    """One split of a file. A line belongs to the split that contains its middle."""
     lines = _lines(path)
     ends = list(accumulate(map(len, lines)))
     edges = [share * ends[-1] for share in accumulate(SHARES.values())][:-1]

@@ -1,6 +1,6 @@
-"""Tasks whose every token is predicted: running text, or solutions of problems.
+"""Tasks that predict every token: running text, or solutions of problems.
 
-Where questions have options to choose from, these have the next token: the options are the whole vocabulary.
+Instead of the options of a question, they predict the next token from the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EncodedText:
-    """Tokens that are given, and tokens that are to be predicted behind them, one by one."""
+    """Prompt tokens, and the target tokens to be predicted after them, one by one."""
 
     id: str
     prompt_ids: list[int]
@@ -23,7 +23,7 @@ class EncodedText:
 
 
 def tokens_digest(texts: Sequence[EncodedText]) -> str:
-    """Tells whether two runs were judged on the same tokens."""
+    """Hash of the tokens, to check that two runs were evaluated on the same ones."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(repr((text.prompt_ids, text.target_ids)).encode())

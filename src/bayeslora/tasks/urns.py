@@ -2,15 +2,15 @@
 
     Beads in the jar: red blue blue green red blue. Picked at random:
 
-Everything is listed one by one, because small models count badly and compare well. The options are the colours, the
-probabilities their shares, and the gold answer is drawn from them. So nobody can know
-the answer, and a good model is one that is as unsure as it should be. That makes calibration measurable against the
-truth: by the distance to it (:func:`distance_to_truth`), and by the NLL, which in expectation over the drawn answers
-cannot be below the entropy of the truth (:func:`truth_entropy`). On a finite split the drawn answers move the NLL of
-the truth itself somewhat around that entropy.
+Beads are listed one by one, because small models count badly and compare well. The options are the colours, the
+probabilities their shares, and the gold answer is drawn from them. So the answer is random, and a good model is exactly as
+uncertain as the truth. That makes calibration measurable against the truth: by the distance to it
+(:func:`distance_to_truth`), and by the NLL, which in expectation over the drawn answers cannot be below the entropy of the
+truth (:func:`truth_entropy`). On a finite split the drawn answers move the NLL of the truth itself somewhat around that
+entropy.
 
-Nothing is read from a file: everything follows from a seed. Which urn (colours with counts) belongs to which split is
-decided by a hash of the urn, so no two splits share one, in whatever words and for whatever seeds and sizes.
+No files are read: everything is generated from a seed. Which urn (colours with counts) belongs to which split is
+decided by a hash of the urn, so no two splits share one, whatever the wording, seeds and sizes.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ NAME = "urns"
 DESCRIPTION = "draws from described urns: made from a seed, with known answer probabilities"
 SIZES: Mapping[SplitName, int] = {"train": 128, "validation": 64, "test": 200}
 EDITION = 2
-"""Counted up when urns or their words change, so that no test urn is one that an earlier choice was made on."""
+"""Increased when urns or their wording change, so that no test urn was used in earlier choices."""
 
 MAX_SIZE = 5_000
-"""Below the number of urns of a split, about 7,000, so that it never runs out of new ones."""
+"""Largest size of a split, below its number of distinct urns, about 7,000."""
 
 COLOURS = ("red", "blue", "green", "yellow", "black", "white", "brown", "pink")
-"""One token each in the usual tokenizers."""
+"""Colours, one token each in common tokenizers."""
 
 CONTAINERS = ("urn", "bag", "box", "jar", "bowl", "basket")
 OBJECTS = ("Balls", "Marbles", "Beads", "Stones", "Buttons")
 DRAWS = ("One is drawn blindly:", "Picked at random:", "One taken without looking:", "One is drawn at random:")
 COUNTS = (1, 1, 1, 2, 6, 8)
-"""How many of a colour an urn holds: few or many, so that urns are uneven and there is something to know."""
+"""Possible counts of a colour: few or many, so that urns are uneven and predictions informative."""
 
 
 def urns_task(seed: int = 0, sizes: Mapping[SplitName, int] = SIZES) -> Task:
@@ -51,7 +51,7 @@ def urns_task(seed: int = 0, sizes: Mapping[SplitName, int] = SIZES) -> Task:
 
 
 def make_urns(split: SplitName, size: int, seed: int = 0) -> tuple[Item, ...]:
-    """That many different urns of a split. A larger size only adds items at the end."""
+    """Generate ``size`` different urns of a split. A larger size only adds items at the end."""
     rng = random.Random(f"{NAME} {EDITION} {seed} {split}")
     items: list[Item] = []
     seen: set[str] = set()
@@ -76,7 +76,7 @@ def distance_to_truth(probabilities: Sequence[Sequence[float]], items: Sequence[
 
 
 def truth_entropy(items: Iterable[Item]) -> float:
-    """Mean entropy of the items' true probabilities in nats: the least NLL that can be expected of anybody."""
+    """Mean entropy of the items' true probabilities in nats: the least expected NLL of any predictor."""
     entropies = [-math.fsum(p * math.log(p) for p in _truth(item) if p > 0) for item in items]
     if not entropies:
         raise InputError("no items were given; give at least one with known probabilities")
@@ -97,7 +97,7 @@ def _split_of(key: str) -> SplitName:
 
 
 def _ask(name: str, urn: Mapping[str, int], rng: random.Random) -> Item:
-    """An urn in words, its options in an order of their own, and an answer drawn from it."""
+    """Make an item: the urn in words, its options in random order, and an answer drawn from it."""
     content = [colour for colour, count in urn.items() for _ in range(count)]
     rng.shuffle(content)
     text = f"{rng.choice(OBJECTS)} in the {rng.choice(CONTAINERS)}: {' '.join(content)}. {rng.choice(DRAWS)}"

@@ -1,11 +1,11 @@
-"""WinoGrande: which of two words fills the blank? The labels of its test split are hidden.
+"""WinoGrande: choose which of two words fills the blank. The labels of its test split are hidden.
 
-An option is the rest of the sentence with its word put in, so the sentences are compared from where they begin to
-differ. Scored by letter, the whole sentence is asked for and both words are listed.
+An option is the rest of the sentence with its word inserted, so the sentences are compared from where they begin to
+differ. For scoring by letter, the prompt contains the whole sentence and lists both words.
 
 Sentences come in twins with the same two words and opposite answers. Holding out one twin of a pair would leak the
-other's answer, so rows are held out by their pair of words; the hub's copy has no ids to do it by, and this way both
-copies are divided alike.
+other's answer, so rows are held out by their pair of words; the hub's copy has no ids, and this way both copies are
+divided alike.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def hub_row(row: Mapping[str, Any], place: HubPlace) -> dict[str, Any]:
 
 
 def word_pair(item: Item) -> str:
-    """The two words of an item in either order, up to where their ends are alike: the same for both twins."""
+    """Key from the two words of an item in any order, without their common ending: the same for both twins."""
     backwards = zip(*(reversed(option) for option in item.options), strict=False)
     rest = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], backwards))
     return repr(sorted(option[: len(option) - rest].lower() for option in item.options))

@@ -16,7 +16,7 @@ from bayeslora.runs.config import (
 )
 
 if TYPE_CHECKING:
-    from bayeslora.train.run import Place, train
+    from bayeslora.train.run import RunContext, train
     from bayeslora.train.trainer import BayesLoraTrainer, BayesLoraTrainerMixin
 
 __all__ = [
@@ -25,9 +25,9 @@ __all__ = [
     "BayesLoraTrainerMixin",
     "DataConfig",
     "ModelConfig",
-    "Place",
     "PredictionConfig",
     "RunConfig",
+    "RunContext",
     "TrainingConfig",
     "resolve",
     "train",
@@ -36,7 +36,7 @@ __all__ = [
 _HOMES = {
     "BayesLoraTrainer": "bayeslora.train.trainer",
     "BayesLoraTrainerMixin": "bayeslora.train.trainer",
-    "Place": "bayeslora.train.run",
+    "RunContext": "bayeslora.train.run",
     "train": "bayeslora.train.run",
 }
 

@@ -26,8 +26,8 @@ from bayeslora.models.device import resolve_device, resolve_dtype
 from bayeslora.models.load import load_empty
 from bayeslora.runs.config import RunConfig, resolve
 from bayeslora.train.objective import Named
-from bayeslora.train.run import adapt, open_work
-from bayeslora.train.work import Work
+from bayeslora.train.run import adapt, open_task
+from bayeslora.train.task_runner import TaskRunner
 
 ADAM_BYTES = 16
 """Of every trained scalar: itself, its gradient and two moments, in float32."""
@@ -112,7 +112,7 @@ def estimate(
     if tflops is not None and not tflops > 0:
         raise InputError(f"tflops is {tflops}; give a number above 0")
     config = resolve(config)
-    work = open_work(config, data_dir)
+    runner = open_task(config, data_dir)
     place = resolve_device(device)
     precision = resolve_dtype(config.loading.dtype, place)
     tflops = tflops or REACHED * product_speed(place, precision)
@@ -121,19 +121,19 @@ def estimate(
     parameters = sum(p.numel() for p in _once(base))
     idle = _idle_parameters(base)
     width = config.loading.bits / 8 if config.loading.bits else precision.itemsize
-    work.encode(loaded)
+    runner.encode(loaded)
     model = adapt(loaded, config)
     if config.training.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    work.bind(model, None)
+    runner.bind(model, None)
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     epochs, size = (config.training.epochs or 1) * _trainings(config), config.training.batch_size or 1
-    tokens = sum(map(work.length, work.examples)) * epochs
+    tokens = sum(map(runner.length, runner.examples)) * epochs
     below = _below(model)
-    work.config = replace(config, training=replace(config.training, cache_trunk=False))  # meta tensors cannot be kept
-    work.bind(model, None)
+    runner.config = replace(config, training=replace(config.training, cache_trunk=False))  # meta tensors cannot be kept
+    runner.bind(model, None)
     with _lean_attention():
-        kept = _kept(model, work, _largest_batch(work, config.training.micro_batch or size))
+        kept = _kept(model, runner, _largest_batch(runner, config.training.micro_batch or size))
     forward = parameters - idle - (below if config.training.cache_trunk else 0)
     backward = (2 if config.training.gradient_checkpointing else 1) * (parameters - idle - below)
     flops = 2.0 * (forward + backward) * tokens
@@ -146,7 +146,7 @@ def estimate(
         base_bytes=math.ceil(parameters * width),
         trained_bytes=ADAM_BYTES * trainable,
         activation_bytes=kept,
-        steps=math.ceil(len(work.examples) / size) * epochs,
+        steps=math.ceil(len(runner.examples) / size) * epochs,
         tokens=tokens,
         flops=flops,
         seconds=flops / (tflops * 1e12),
@@ -179,17 +179,17 @@ def _below(model: nn.Module) -> int:
 def _trainings(config: RunConfig) -> int:
     """How often a model is trained: once, or once for each LoRA that the method stands on and was not given."""
     method = find_method(config.method)
-    if method.make is None:
+    if method.fit_post_hoc is None:
         return 1
     return 0 if config.start_from else method.loras(config.adapter.settings)
 
 
-def _largest_batch(work: Work, size: int) -> Sequence[Named]:
+def _largest_batch(runner: TaskRunner, size: int) -> Sequence[Named]:
     """The longest examples: no batch can take more."""
-    return sorted(work.examples, key=work.length, reverse=True)[:size]
+    return sorted(runner.examples, key=runner.length, reverse=True)[:size]
 
 
-def _kept(model: nn.Module, work: Work, batch: Sequence[Named]) -> int:
+def _kept(model: nn.Module, runner: TaskRunner, batch: Sequence[Named]) -> int:
     """Bytes that a training step keeps for its backward pass, the weights not counted."""
     weights = {p.untyped_storage()._cdata for p in model.parameters()}
     kept: dict[int, Tensor] = {}
@@ -201,7 +201,7 @@ def _kept(model: nn.Module, work: Work, batch: Sequence[Named]) -> int:
     model.train()
     find_any_holder(model).draw(1)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        work.objective.losses(batch, 1)
+        runner.objective.losses(batch, 1)
     return sum(t.untyped_storage().nbytes() for key, t in kept.items() if key not in weights)
 
 

@@ -21,7 +21,7 @@ SEED_DISTANCE = 1000
 def lora_runs(config: RunConfig) -> list[RunConfig]:
     """The LoRA runs that a made method stands on, resolved. The first has the run's own seed, whatever the method."""
     method = find_method(config.method)
-    count = method.loras(config.adapter.settings) if method.make is not None else 0
+    count = method.loras(config.adapter.settings) if method.fit_post_hoc is not None else 0
     lora = replace(
         config,
         method="lora",
@@ -42,7 +42,7 @@ def require_origins(config: RunConfig, directory: Path) -> list[str]:
         raise InputError(
             f"method {method.name!r} is an adapter of PEFT's own and starts from no LoRA; leave start_from out"
         )
-    wanted = method.loras(config.adapter.settings) if method.make is not None else 1
+    wanted = method.loras(config.adapter.settings) if method.fit_post_hoc is not None else 1
     if len(config.start_from) != wanted:
         raise InputError(
             f"start_from names {len(config.start_from)} LoRAs, but method {method.name!r} stands on {wanted}; give as many"

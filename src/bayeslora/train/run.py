@@ -24,7 +24,7 @@ from bayeslora.atomic_files import replacing_directory, tensor_failures, write_j
 from bayeslora.errors import InputError
 from bayeslora.layer_ranges import upper_layers
 from bayeslora.methods import find_method
-from bayeslora.methods.base import Made
+from bayeslora.methods.base import PostHocResult
 from bayeslora.models import LoadedModel
 from bayeslora.posterior import Factors
 from bayeslora.predict.calibrate import Calibration
@@ -33,24 +33,24 @@ from bayeslora.progress import Reporter, Silent
 from bayeslora.runs.config import AdapterConfig, RunConfig, flatten, resolve, to_dict
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.environment import describe_environment, forget_peak_memory, peak_memory
-from bayeslora.runs.judging import SCHEMA, Judged
 from bayeslora.runs.predictors import load_base
+from bayeslora.runs.split_evaluation import SCHEMA, EvaluatedSplit
 from bayeslora.tasks import Task, find_task
 from bayeslora.train.checkpoint import TrainingState
 from bayeslora.train.fit import Fit
 from bayeslora.train.origin import lora_runs, require_origins
 from bayeslora.train.processes import Processes
-from bayeslora.train.question_work import QuestionWork
-from bayeslora.train.token_work import TokenWork
+from bayeslora.train.question_runner import QuestionRunner
+from bayeslora.train.task_runner import TaskRunner
+from bayeslora.train.token_runner import TokenRunner
 from bayeslora.train.trackers import require_trackers, tracking
-from bayeslora.train.work import Work
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
 
 @dataclass(frozen=True)
-class Place:
+class RunContext:
     """Where a run finds things and whom it tells; none of it changes the outcome.
 
     Attributes:
@@ -78,7 +78,9 @@ class Place:
             raise InputError(f"checkpoint_seconds is {self.checkpoint_seconds}; give a number of at least 0")
 
 
-def train(config: RunConfig, out: str | Path, place: Place | None = None, *, force: bool = False) -> dict[str, Any]:
+def train(
+    config: RunConfig, out: str | Path, place: RunContext | None = None, *, force: bool = False
+) -> dict[str, Any]:
     """Run, or go on with, what the settings say, in the directory ``out``; returns what ``result.json`` holds.
 
     Args:
@@ -87,7 +89,7 @@ def train(config: RunConfig, out: str | Path, place: Place | None = None, *, for
         place: where things are; by default everything is found by itself.
         force: replace another run.
     """
-    place = place or Place()
+    place = place or RunContext()
     config = resolve(config)
     directory = RunDirectory(Path(out))
     processes = Processes.join(place.device)
@@ -112,7 +114,7 @@ def _done(config: RunConfig, directory: RunDirectory, report: Reporter) -> dict[
 def _require_shareable(config: RunConfig, processes: Processes) -> None:
     if processes.count == 1:
         return
-    if find_method(config.method).make is not None:
+    if find_method(config.method).fit_post_hoc is not None:
         raise InputError(
             f"method {config.method!r} is made from LoRAs that are trained already, which takes one process; train the LoRAs "
             f"with several (--method lora), then run this one alone with --start-from"
@@ -121,7 +123,7 @@ def _require_shareable(config: RunConfig, processes: Processes) -> None:
         raise InputError("cache_trunk keeps what one process computes; leave it out when several train together")
 
 
-def _own_place(place: Place, processes: Processes) -> Place:
+def _own_place(place: RunContext, processes: Processes) -> RunContext:
     """Where a process of several works: on its own device, and only the main one tells anybody."""
     if processes.count == 1:
         return place
@@ -178,7 +180,7 @@ def adapt(loaded: LoadedModel, config: RunConfig) -> PeftModel:
 
 class _Run:
     def __init__(
-        self, config: RunConfig, directory: RunDirectory, place: Place, processes: Processes, *, force: bool
+        self, config: RunConfig, directory: RunDirectory, place: RunContext, processes: Processes, *, force: bool
     ) -> None:
         self.config = config
         self.directory = directory
@@ -191,20 +193,20 @@ class _Run:
         """All input is checked before the directory is touched: a mistake costs no earlier run."""
         forget_peak_memory()
         require_trackers(self.place.report_to)
-        work = open_work(self.config, self.place.data_dir)
-        if self.processes.count > 1 and work.writes_as_it_judges:
+        runner = open_task(self.config, self.place.data_dir)
+        if self.processes.count > 1 and runner.writes_as_it_evaluates:
             raise InputError(
                 "solutions are written by one process; use --solutions 0 here, and bayeslora evaluate later"
             )
         loaded = self.place.loaded or load_base(
             self.config, self.place.device, trust_remote_code=self.place.trust_remote_code
         )
-        work.encode(loaded)
+        runner.encode(loaded)
         origins = self._origins(loaded)
         model = adapt(loaded, self.config)
         try:
             loras = [read_lora(model, find_holder(model), "default", path) for path in origins]
-            return self._train(model, work, loras)
+            return self._train(model, runner, loras)
         finally:  # the base model may be somebody else's
             if self.config.training.gradient_checkpointing:
                 model.gradient_checkpointing_disable()
@@ -224,53 +226,55 @@ class _Run:
             train(config, self.directory.lora(number), place)
         return [str(RunDirectory(self.directory.lora(number)).adapter) for number in range(len(runs))]
 
-    def _train(self, model: PeftModel, work: Work, loras: Sequence[Factors]) -> dict[str, Any]:
+    def _train(self, model: PeftModel, runner: TaskRunner, loras: Sequence[Factors]) -> dict[str, Any]:
         if self.config.training.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self.processes.shard(model.get_base_model(), find_any_holder(model))
-        work.bind(model, self.place.trunk)
+        runner.bind(model, self.place.trunk)
         self.processes.agree(lambda: self.directory.claim(to_dict(self.config), force=self.force))
-        work.prepare(self.report)
+        runner.prepare(self.report)
         made = None
-        if find_method(self.config.method).make is None:
+        if find_method(self.config.method).fit_post_hoc is None:
             if loras:
                 find_holder(model).posterior("default").start_from(loras[0])
-            state = self._fit(work)
+            state = self._fit(runner)
         else:
-            made, state = self._make(model, work, loras)
+            made, state = self._fit_post_hoc(model, runner, loras)
         own, start = made.calibration if made is not None else None, time.perf_counter()
-        calibration = own or work.calibrate(self.report)
+        calibration = own or runner.calibrate(self.report)
         middle = time.perf_counter()
-        judged = work.judge(own or Calibration(), calibration, self.directory, self.report)
+        evaluated = runner.evaluate(own or Calibration(), calibration, self.directory, self.report)
         seconds = {"calibrate_seconds": middle - start, "predict_seconds": time.perf_counter() - middle}
-        result = self._result(work, model, state, judged, seconds)
+        result = self._result(runner, model, state, evaluated, seconds)
         if made is not None:
             result["found"] = dict(made.found)
-        self.processes.agree(lambda: self._write(model, judged, result, calibration))
+        self.processes.agree(lambda: self._write(model, evaluated, result, calibration))
         return result
 
-    def _make(self, model: PeftModel, work: Work, loras: Sequence[Factors]) -> tuple[Made, TrainingState]:
+    def _fit_post_hoc(
+        self, model: PeftModel, runner: TaskRunner, loras: Sequence[Factors]
+    ) -> tuple[PostHocResult, TrainingState]:
         """Make the method from its LoRAs; the time it took counts as training, theirs is in their own results."""
         method = find_method(self.config.method)
-        assert method.make is not None
-        making = work.making(find_holder(model).posterior("default"), loras, self.report)
+        assert method.fit_post_hoc is not None
+        inputs = runner.post_hoc_inputs(find_holder(model).posterior("default"), loras, self.report)
         start = time.perf_counter()
-        made = method.make(making)
+        made = method.fit_post_hoc(inputs)
         model.eval()
         return made, TrainingState(seconds=time.perf_counter() - start)
 
-    def _fit(self, work: Work) -> TrainingState:
+    def _fit(self, runner: TaskRunner) -> TrainingState:
         settings = flatten(to_dict(self.config))
         with tracking(self.place.report_to, self.directory.path, settings) as log:
             fit = Fit(
-                work.objective,
-                work.examples,
+                runner.objective,
+                runner.examples,
                 self.config.training,
                 self.config.seed,
-                lambda: work.validate(self.report),
+                lambda: runner.validate(self.report),
                 checkpoint=self.directory.checkpoint,
                 checkpoint_seconds=self.place.checkpoint_seconds,
-                run=_digest(self.config, work.fingerprint()),
+                run=_digest(self.config, runner.fingerprint()),
                 report=self.report,
                 log=log,
                 processes=self.processes,
@@ -278,7 +282,12 @@ class _Run:
             return fit()
 
     def _result(
-        self, work: Work, model: PeftModel, state: TrainingState, judged: Judged, seconds: Mapping[str, float]
+        self,
+        runner: TaskRunner,
+        model: PeftModel,
+        state: TrainingState,
+        evaluated: EvaluatedSplit,
+        seconds: Mapping[str, float],
     ) -> dict[str, Any]:
         trainable, total = model.get_nb_trainable_parameters()
         device = next(model.parameters()).device
@@ -289,9 +298,9 @@ class _Run:
             "processes": self.processes.count,
             "seed": self.config.seed,
             "split": self.config.report_split,
-            "metrics": judged.metrics,
-            "intervals": judged.intervals,
-            "counts": work.counts,
+            "metrics": evaluated.metrics,
+            "intervals": evaluated.intervals,
+            "counts": runner.counts,
             "timing": {
                 "train_seconds": state.seconds,
                 "seconds_per_step": state.step_seconds / max(1, state.step),
@@ -302,23 +311,25 @@ class _Run:
             "parameters": {"trainable": trainable, "total": total},
             "history": state.history,
             "stopped_early": state.stopped,
-            **judged.more,
+            **evaluated.more,
         }
 
-    def _write(self, model: PeftModel, judged: Judged, result: dict[str, Any], calibration: Calibration | None) -> None:
+    def _write(
+        self, model: PeftModel, evaluated: EvaluatedSplit, result: dict[str, Any], calibration: Calibration | None
+    ) -> None:
         """Adapter and predictions first, the result last: who sees a result can count on the rest."""
         _save_adapter(model, self.directory.adapter)
         if calibration is not None:
             calibration.save(self.directory.calibration)
-        judged.write(self.directory)
+        evaluated.write(self.directory)
         write_json(self.directory.result, result)
         self.directory.checkpoint.unlink(missing_ok=True)
 
 
-def open_work(config: RunConfig, data_dir: Path | None) -> Work:
+def open_task(config: RunConfig, data_dir: Path | None) -> TaskRunner:
     """The run's task, read."""
     task = find_task(config.task, data_dir)
-    return QuestionWork(config, task) if isinstance(task, Task) else TokenWork(config, task)
+    return QuestionRunner(config, task) if isinstance(task, Task) else TokenRunner(config, task)
 
 
 def _save_adapter(model: PeftModel, path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Constrained Bayesian optimisation of settings: several objectives, all to be small, and constraints ``c(x) ≤ 0``."""
+"""Constrained Bayesian optimisation of settings: several objectives to minimise, and constraints ``c(x) ≤ 0``."""

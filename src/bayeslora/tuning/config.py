@@ -1,4 +1,4 @@
-"""What is tuned: the settings of a search. Light, because the command line is made from it."""
+"""Settings of a search. Imports are light, because the command line is built from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bayeslora.tuning.constraints import Constraint, parse_constraint
 from bayeslora.tuning.space import Axis, parse_axis
 
 OBJECTIVES = {"ece": 1.0, "nll": 1.0, "acc": -1.0}
-"""What is minimised: these outcomes on the validation split, times their factors."""
+"""Objectives to minimise: outcomes on the validation split, times these factors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,19 +22,19 @@ class Tuning:
 
     run: OmitArgPrefixes[RunConfig]
     search: tuple[str, ...] = ("learning_rate=1e-4:1e-2:log", "weight_decay=1e-4:1e-1:log")
-    """Settings to search, each NAME=LOW:HIGH or NAME=LOW:HIGH:log: any number that train can be told, such as kl_beta or
-    rank, or settings.NAME and rate_multipliers.NAME. Whole numbers stay whole."""
+    """Settings to search, each NAME=LOW:HIGH or NAME=LOW:HIGH:log: any numeric option of train, such as kl_beta or rank,
+    or settings.NAME and rate_multipliers.NAME. Integers stay integers."""
     constraints: tuple[str, ...] = ()
-    """What a run must keep to, each in quotes: 'acc>=lora-0.005', 'train_seconds<=600', 'nll<=1.2'. A bound with lora is
+    """Constraints on a run, each in quotes: 'acc>=lora-0.005', 'train_seconds<=600', 'nll<=1.2'. A bound with lora is
     relative to a LoRA that is trained first with the same settings."""
     trials: int = 32
-    """Runs in all. The same command with more goes on searching."""
+    """Total number of runs. The same command with more extends the search."""
     start: int | None = None
-    """Runs at evenly spread points (Sobol) before the first model; by default twice the number of settings, plus two."""
+    """Initial runs at Sobol points before the first model; by default twice the number of settings, plus two."""
     q: int = 1
-    """Points that are chosen at once, to be run side by side with --workers."""
+    """Points chosen at once, to run in parallel with --workers."""
     feasibility: Literal["mc", "pof"] = "mc"
-    """How constraints weigh on the expected gain: mc inside the expectation, pof by the probability of keeping them."""
+    """How constraints enter the expected improvement: mc inside the expectation, pof by the probability of feasibility."""
 
     def __post_init__(self) -> None:
         names = [axis.name for axis in self.axes]
@@ -60,7 +60,7 @@ class Tuning:
 
     @property
     def axes(self) -> list[Axis]:
-        """The settings that are searched."""
+        """The searched settings."""
         return [parse_axis(text) for text in self.search]
 
     @property
@@ -70,5 +70,5 @@ class Tuning:
 
     @property
     def first(self) -> int:
-        """How many trials are at evenly spread points."""
+        """Number of initial trials at evenly spread points."""
         return 2 * len(self.search) + 2 if self.start is None else self.start

@@ -1,4 +1,4 @@
-"""What a run must keep to: an outcome at most or at least a bound, which may be relative to LoRA's."""
+"""Constraints on a run: upper or lower bounds of outcomes, which may be relative to LoRA's."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Constraint:
     Attributes:
         outcome: its name, one of :data:`METRICS` or :data:`COSTS`.
         at_most: whether it is an upper bound.
-        number: the bound, or what it adds to or multiplies LoRA's outcome by.
-        relation: ``+`` or ``*`` if the bound is relative to LoRA's outcome, else nothing.
+        number: the bound, or the term or factor relative to LoRA's outcome.
+        relation: ``+`` or ``*`` if the bound is relative to LoRA's outcome, else empty.
     """
 
     outcome: str
@@ -41,13 +41,13 @@ class Constraint:
         return reference + self.number if self.relation == "+" else reference * self.number
 
     def violation(self, outcomes: Mapping[str, float], baseline: Mapping[str, float]) -> float:
-        """``c``, at most zero if it is kept."""
+        """``c``, at most zero if the constraint is satisfied."""
         excess = outcomes[self.outcome] - self.bound(baseline)
         return excess if self.at_most else -excess
 
 
 def parse_constraint(text: str) -> Constraint:
-    """``acc>=0.7``, ``train_seconds<=600``, ``acc>=lora-0.005``, ``train_seconds<=lora*2``."""
+    """Parse ``acc>=0.7``, ``train_seconds<=600``, ``acc>=lora-0.005`` or ``train_seconds<=lora*2``."""
     match = _CONSTRAINT.fullmatch(text)
     if match is None:
         raise InputError(
@@ -72,6 +72,6 @@ def parse_constraint(text: str) -> Constraint:
 
 
 def outcomes_of(result: Mapping[str, Any]) -> dict[str, float]:
-    """What a run's ``result.json`` says of the outcomes that can be bounded."""
+    """Outcomes in a run's ``result.json`` that can be constrained."""
     costs = {**result["timing"], "trainable_parameters": float(result["parameters"]["trainable"])}
     return {name: float(result["metrics"][name]) for name in METRICS} | {name: float(costs[name]) for name in COSTS}

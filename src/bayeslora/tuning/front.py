@@ -1,6 +1,6 @@
-"""Pareto fronts: which points no other one beats, how much they dominate, and from where that is measured.
+"""Pareto fronts: non-dominated points, their hypervolume, and its reference point.
 
-All objectives are to be small. Points are rows, ``[N, M]``.
+All objectives are minimised. Points are rows, ``[N, M]``.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.floating[Any]]
 
 MARGIN = 0.1
-"""How far the reference point lies beyond the worst values, as a share of their range."""
+"""Distance of the reference point beyond the worst values, as a share of their range."""
 
 
 def non_dominated(points: ArrayLike) -> NDArray[np.bool_]:
-    """``[N]``, which points are not beaten: none is at least as good in every objective and better in one."""
+    """``[N]``, which points are not dominated: no other is at least as good in every objective and better in one."""
     y = np.asarray(points, dtype=float)
     no_worse = (y[:, None] <= y[None]).all(-1)
     better = (y[:, None] < y[None]).any(-1)
@@ -25,19 +25,19 @@ def non_dominated(points: ArrayLike) -> NDArray[np.bool_]:
 
 
 def hypervolume(points: ArrayLike, reference: ArrayLike) -> float:
-    """Volume of what the points dominate within the box below the reference point.
+    """Volume that the points dominate within the box below the reference point.
 
-    It is cut into slices across the last objective, each as thick as the way to the next point and as large as what the
-    points below it dominate in the other objectives.
+    It is a sum of slices along the last objective, each as thick as the distance to the next point, times the volume that
+    the points below it dominate in the other objectives.
     """
     y, r = np.asarray(points, dtype=float), np.asarray(reference, dtype=float)
     return _volume(y[(y < r).all(-1)], r)
 
 
 def reference_point(points: ArrayLike) -> Floats:
-    """A point that is worse than all given ones in every objective: the only side on which volumes count.
+    """Reference point of the hypervolume, worse than all given points in every objective.
 
-    It lies a tenth of their range beyond the worst of each objective, since a point on the edge would add no volume.
+    It lies a tenth of their range beyond the worst of each objective, since a point on the boundary would add no volume.
     """
     y = np.asarray(points, dtype=float)
     ranges = np.ptp(y, axis=0)
@@ -59,7 +59,7 @@ def _volume(y: Floats, reference: Floats) -> float:
 
 
 def _area(y: Floats, reference: Floats) -> float:
-    """In two objectives: strips along the first, each up to the best of the second so far."""
+    """Volume in two objectives: strips along the first, each up to the best of the second so far."""
     y = y[np.argsort(y[:, 0], kind="stable")]
     widths = np.diff(np.append(y[:, 0], reference[0]))
     return float(widths @ (reference[1] - np.minimum.accumulate(y[:, 1])))

@@ -1,6 +1,6 @@
-"""The log of a search: every trial as soon as it is planned, and again when it has ended.
+"""The log of a search: every trial is written when it is planned, and again when it has ended.
 
-What comes next follows from the log alone, so a search that was killed goes on as if it had not been.
+The next step depends on the log alone, so a killed search resumes as if it had not been interrupted.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Trial:
 
     Attributes:
         number: from 0 on.
-        source: what chose it: the ``sobol`` sequence or the ``model``.
-        values: the settings that are searched.
+        source: how it was chosen: by the ``sobol`` sequence or the ``model``.
+        values: the searched settings.
         state: ``planned``, ``done`` or ``failed``.
-        outcomes: what came out, on the validation split.
-        failure: why it failed.
+        outcomes: outcomes on the validation split.
+        failure: reason of the failure.
     """
 
     number: int
@@ -44,7 +44,7 @@ class Trial:
 
 
 class Log:
-    """The trials so far, in a file that is always whole."""
+    """The trials so far, in a file that is written atomically."""
 
     def __init__(self, path: Path, study: Mapping[str, Any], trials: Sequence[Trial] = ()) -> None:
         self.path = path
@@ -52,16 +52,16 @@ class Log:
         self.trials = list(trials)
 
     def plan(self, trials: Iterable[Trial]) -> None:
-        """Add trials that are to be run."""
+        """Add planned trials."""
         self.trials.extend(trials)
         self._write()
 
     def done(self, number: int, outcomes: Mapping[str, float]) -> None:
-        """A trial has ended well."""
+        """Record the outcomes of a finished trial."""
         self._end(replace(self.trials[number], state="done", outcomes=outcomes))
 
     def failed(self, number: int, failure: str) -> None:
-        """A trial has failed."""
+        """Record the failure of a trial."""
         self._end(replace(self.trials[number], state="failed", failure=failure))
 
     @property
@@ -79,7 +79,7 @@ class Log:
 
 
 def open_log(path: Path, study: Mapping[str, Any]) -> Log:
-    """The log of a search in its directory, empty if there is none. That of another search is refused."""
+    """Open the log of a search, empty if there is none. The log of another search is refused."""
     if not path.exists():
         strangers = (
             sorted(it.name for it in path.parent.iterdir() if it.name != ".lock") if path.parent.exists() else []
@@ -101,7 +101,7 @@ def open_log(path: Path, study: Mapping[str, Any]) -> Log:
 
 
 def _differences(mine: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """What makes it another search: anything but how long it goes on and how many trials it chooses at once."""
-    saved = to_dict(from_dict(other["run"]))  # settings that it does not have yet are at their defaults
+    """Settings that differ, except the number of trials and the batch size, which may change within a search."""
+    saved = to_dict(from_dict(other["run"]))  # missing settings get their defaults
     own, theirs = ({name: it[name] for name in it if name not in ("run", "trials", "q")} for it in (mine, other))
     return [*differences(mine["run"], saved), *differences(own, theirs)]

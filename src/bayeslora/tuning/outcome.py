@@ -1,4 +1,4 @@
-"""What a search found: feasible trials, the front, the chosen one; as files, a table and a figure."""
+"""Outcome of a search: feasible trials, the front and the chosen trial, as files, a table and a figure."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ SHOWN = (*OBJECTIVES, "train_seconds")
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """Trials and what they show.
+    """The trials of a search, its Pareto front and the chosen trial.
 
     Attributes:
-        tuning: what was searched.
+        tuning: settings of the search.
         trials: all of them.
         baseline: LoRA's outcomes, if constraints are relative to them.
     """
@@ -42,7 +42,7 @@ class Outcome:
 
     @cached_property
     def objectives(self) -> Floats:
-        """``[N, 3]``, to be small; not a number where a trial has no outcome."""
+        """``[N, 3]``, to be minimised; NaN where a trial has no outcome."""
         rows = [
             [factor * trial.outcomes.get(name, np.nan) for name, factor in OBJECTIVES.items()] for trial in self.trials
         ]
@@ -50,7 +50,7 @@ class Outcome:
 
     @cached_property
     def violations(self) -> Floats:
-        """``[N, J]``, at most zero where a constraint is kept; not a number where a trial has no outcome."""
+        """``[N, J]``, at most zero where a constraint is satisfied; NaN where a trial has no outcome."""
         limits = self.tuning.limits
         rows = [
             [limit.violation(trial.outcomes, self.baseline) if trial.outcomes else np.nan for limit in limits]
@@ -60,18 +60,18 @@ class Outcome:
 
     @cached_property
     def feasible(self) -> NDArray[np.bool_]:
-        """``[N]``, which trials have an outcome and keep all constraints."""
+        """``[N]``, which trials have an outcome and satisfy all constraints."""
         return np.asarray(np.isfinite(self.objectives).all(1) & (self.violations <= 0).all(1))
 
     @cached_property
     def front(self) -> list[int]:
-        """Numbers of the feasible trials that no other feasible one beats."""
+        """Numbers of the feasible trials that no other feasible one dominates."""
         kept = np.flatnonzero(self.feasible)
         return [int(number) for number in kept[non_dominated(self.objectives[kept])]]
 
     @cached_property
     def chosen(self) -> int | None:
-        """The trial to use. All on the front are equally near to it, so NLL decides; of equal ones the earliest."""
+        """The trial of the front with the least NLL; of equal ones the earliest."""
         nll = list(OBJECTIVES).index("nll")
         return min(self.front, key=lambda number: (self.objectives[number, nll], number), default=None)
 
@@ -85,12 +85,12 @@ class Outcome:
 
     @cached_property
     def reference(self) -> Floats | None:
-        """From where hypervolumes are measured, in terms of the objectives."""
+        """Reference point of the hypervolumes, in terms of the objectives."""
         return reference_point(self.objectives[self.feasible]) if self.front else None
 
     @cached_property
     def hypervolumes(self) -> list[float]:
-        """That of the front after each trial, all measured from where the last one is."""
+        """Hypervolume of the front after each trial, all with the final reference point."""
         if self.reference is None:
             return []
         so_far = [np.flatnonzero(self.feasible[: k + 1]) for k in range(len(self.trials))]
@@ -98,7 +98,7 @@ class Outcome:
 
 
 def chosen_run(outcome: Outcome, space: Space) -> RunConfig | None:
-    """The chosen run, to be evaluated on the test split; nothing if no trial is feasible."""
+    """The chosen run, to be evaluated on the test split; ``None`` if no trial is feasible."""
     if outcome.chosen is None:
         return None
     return replace(space.config(outcome.trials[outcome.chosen].values), report_split="test")
@@ -117,7 +117,7 @@ def write_outcome(outcome: Outcome, space: Space, out: Path, device: torch.devic
 
 
 def describe(outcome: Outcome) -> str:
-    """All trials as a table in Markdown, and what to make of them."""
+    """All trials as a Markdown table, and the conclusion."""
     parts = [_table(outcome), verdict(outcome)]
     failures = [f"- trial {trial.number}: {trial.failure}" for trial in outcome.trials if trial.failure]
     if failures:
@@ -139,7 +139,7 @@ def _table(outcome: Outcome) -> str:
 
 
 def verdict(outcome: Outcome) -> str:
-    """What to make of the trials, in a sentence."""
+    """Conclusion from the trials, in a sentence."""
     bounds = ", ".join(f"{text} ({bound:.4g})" if "lora" in text else text for text, bound in outcome.bounds.items())
     if outcome.chosen is None:
         return f"No trial keeps {bounds}; loosen the constraints, widen the search, or give more trials."
@@ -171,7 +171,7 @@ def _record(outcome: Outcome, device: torch.device) -> dict[str, Any]:
 
 
 def front_points(outcome: Outcome) -> list[FrontPoint]:
-    """The trials that did not fail, to be drawn."""
+    """The trials that did not fail, as points of the figure."""
     return [
         FrontPoint(
             metrics=trial.outcomes,
@@ -185,7 +185,7 @@ def front_points(outcome: Outcome) -> list[FrontPoint]:
 
 
 def metric_bounds(outcome: Outcome) -> dict[str, float]:
-    """The bounds by the outcome they are about."""
+    """The bounds by outcome."""
     return {limit.outcome: limit.bound(outcome.baseline) for limit in outcome.tuning.limits}
 
 

@@ -1,4 +1,4 @@
-"""Points that fill the unit cube evenly: where a search starts."""
+"""Evenly spread points in the unit cube, for the start of a search."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from bayeslora.tuning.front import Floats
 
 
 def sobol(dimension: int, first: int, count: int, seed: int) -> Floats:
-    """Points ``[count, D]`` of a scrambled Sobol sequence, from the given one on; each depends on its number alone."""
+    """Points ``[count, D]`` of a scrambled Sobol sequence, starting at number ``first``; each depends on its number alone."""
     engine = torch.quasirandom.SobolEngine(dimension, scramble=True, seed=seed % 2**31)
     return np.asarray(engine.fast_forward(first).draw(count, dtype=torch.double).numpy())

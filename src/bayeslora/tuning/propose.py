@@ -1,17 +1,17 @@
-"""Where to look next: points of the unit cube with the largest expected gain in feasible hypervolume.
+"""Propose the next points of the unit cube, by the largest expected gain in feasible hypervolume.
 
-Every outcome has a Gaussian process of its own, with noise that is learnt: each objective, each constraint and, once a
+Every outcome has its own Gaussian process with learnt noise: each objective, each constraint and, once a
 trial has failed, whether trials fail. The gain is that of q-NEHVI (Daulton et al. 2021): over draws of all outcomes at the
-points seen and proposed, by how much the proposed ones raise the hypervolume of the front that the draw itself has.
+observed and proposed points, the increase in hypervolume of the draw's own front by the proposed points.
 Feasibility enters in one of two ways:
 
     mc   E[ gain · Π_j 1{c_j ≤ 0} ]      inside the expectation, draw by draw
     pof  E[ gain ] · Π_j P(c_j ≤ 0)      outside, by the normal distribution; the gain is that over feasible trials
 
-As long as no trial is feasible there is no front to gain on, and Π_j P(c_j ≤ 0) alone is maximised.
+As long as no trial is feasible there is no front, and Π_j P(c_j ≤ 0) alone is maximised.
 
-The gain is computed in logarithms, in BoTorch's smooth form (Ament et al. 2023): the same acquisition, whose slope does not
-vanish where the gain is tiny.
+The gain is computed in logarithms, in BoTorch's smooth form (Ament et al. 2023): the same acquisition, whose gradient does
+not vanish where the gain is tiny.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from bayeslora.tuning.points import sobol
 Feasibility = Literal["mc", "pof"]
 
 DRAWS = 32
-"""Of all outcomes, over which the gain is averaged."""
+"""Draws of all outcomes over which the gain is averaged."""
 RESTARTS, RAW_POINTS = 4, 256
-"""Where the search for the best point begins: the best few of many."""
+"""Starting points of the optimiser: the best few of many."""
 ROUNDING = 1e-12
 """Outcomes that differ by no more than this share of their size are equal."""
 
 HOPELESS = 4.0
-"""A trial that is worse than the best by more than so many times as much as the middle one is counts as no worse than that:
-how bad it is does not matter, and the model would bend for it."""
+"""Objectives are clipped at the best plus this many times the median's distance from the best: how bad a hopeless trial is does
+not matter, and it would distort the model."""
 LOOKED_AT = 1024
-"""Points at which the model is asked how far the front reaches."""
+"""Points at which the model's expected front is evaluated."""
 
 
 class ModelFailed(ArithmeticError):
@@ -66,11 +66,11 @@ class ModelFailed(ArithmeticError):
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """What is known from trials.
+    """Results of the trials so far.
 
     Attributes:
-        x: ``[N, D]``, where they were in the unit cube.
-        objectives: ``[N, M]``, all to be small; not a number where a trial failed.
+        x: ``[N, D]``, their points in the unit cube.
+        objectives: ``[N, M]``, all to be minimised; NaN where a trial failed.
         constraints: ``[N, J]``, at most zero where a trial is feasible; ``J`` may be zero.
     """
 
@@ -85,15 +85,15 @@ class History:
 
     @property
     def feasible(self) -> NDArray[np.bool_]:
-        """``[N]``, which trials did not fail and keep all constraints."""
+        """``[N]``, which trials did not fail and satisfy all constraints."""
         return np.asarray(self.done & (self.constraints <= 0).all(1))
 
 
 def propose(history: History, count: int, feasibility: Feasibility, seed: int) -> Floats:
-    """The next points ``[count, D]``, one chosen after another, each knowing where the ones before it are."""
+    """The next points ``[count, D]``, chosen sequentially, each conditional on the ones before."""
     dimension = history.x.shape[1]
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # BoTorch tells of every retry
+        warnings.simplefilter("ignore")  # BoTorch warns of every retry
         torch.manual_seed(seed % 2**31)
         try:
             points, _ = optimize_acqf(
@@ -110,7 +110,7 @@ def propose(history: History, count: int, feasibility: Feasibility, seed: int) -
 
 
 def acquisition(history: History, feasibility: Feasibility, seed: int) -> AcquisitionFunction:
-    """What the next point maximises."""
+    """Acquisition function that the next point maximises."""
     x, done = torch.as_tensor(history.x), history.done
     gains = to_gains(history.objectives[done])
     limits = _in_units_of_spread(history.constraints[done])
@@ -137,7 +137,7 @@ def acquisition(history: History, feasibility: Feasibility, seed: int) -> Acquis
 
 
 def to_gains(objectives: Floats) -> Floats:
-    """Objectives as what the model maximises: negated, in units of their spread, and hopeless ones cut off."""
+    """Objectives for the model to maximise: negated, in units of their spread, with hopeless ones clipped."""
     best, middle = objectives.min(0), np.median(objectives, axis=0)
     worst = np.where(middle > best, best + HOPELESS * (middle - best), np.inf)
     return -_in_units_of_spread(np.minimum(objectives, worst))
@@ -148,8 +148,8 @@ def expected_front(
 ) -> Floats:
     """``[K, M]``, the front of the model's means where it expects trials to be feasible.
 
-    Hypervolumes are measured from behind it. From just behind the trials so far, a part of the front that is worse in one
-    objective than all of them would count for nothing, and never be looked for.
+    The reference point of hypervolumes lies behind it. If it lay just behind the trials so far, a part of the front that is
+    worse in one objective than all of them would have no volume and never be explored.
     """
     points = torch.vstack([torch.as_tensor(sobol(x.shape[1], 0, LOOKED_AT, seed=0)), x])
     with torch.no_grad():
@@ -168,7 +168,7 @@ class FeasibilityOnly(AcquisitionFunction):
         self._before = model
 
     def set_X_pending(self, X_pending: Tensor | None = None) -> None:
-        """Points that are chosen already: as if they had come out as expected, so that there is less to hope for near them."""
+        """Condition on points already chosen as if they had their expected outcomes, which lowers the gain near them."""
         super().set_X_pending(X_pending)
         self.model = self._before if X_pending is None else _as_expected(self._before, X_pending)
 
@@ -178,7 +178,7 @@ class FeasibilityOnly(AcquisitionFunction):
         return self.logarithm(X).exp()
 
     def logarithm(self, X: Tensor) -> Tensor:
-        """The same in logarithms."""
+        """Logarithm of :meth:`forward`."""
         posterior = self.model.posterior(X)
         mean, sd = (it[..., self.constraints] for it in (posterior.mean, posterior.variance.clamp_min(1e-12).sqrt()))
         return torch.special.log_ndtr(-mean / sd).sum((-1, -2))
@@ -186,7 +186,7 @@ class FeasibilityOnly(AcquisitionFunction):
 
 @torch.no_grad()
 def _as_expected(model: SingleTaskGP | ModelListGP, x: Tensor) -> SingleTaskGP | ModelListGP:
-    """The model if these points had come out as it expects them to."""
+    """The model conditioned on its own expectation at these points."""
     if isinstance(model, ModelListGP):
         return ModelListGP(*(_as_expected(part, x) for part in model.models))
     return model.condition_on_observations(x, model.posterior(x).mean)
@@ -201,7 +201,7 @@ class FeasibilityWeighted(AcquisitionFunction):
         self.X_pending = None
 
     def set_X_pending(self, X_pending: Tensor | None = None) -> None:
-        """Points that are chosen already."""
+        """Set the points already chosen."""
         super().set_X_pending(X_pending)
         self.gain.set_X_pending(X_pending)
 
@@ -217,7 +217,7 @@ def _fitted(x: Tensor, y: Tensor) -> SingleTaskGP:
     kernel = ScaleKernel(
         get_covar_module_with_dim_scaled_prior(ard_num_dims=x.shape[1], batch_shape=batch),
         batch_shape=batch,
-        outputscale_prior=LogNormalPrior(0.0, 2.0),  # wide: a bowl needs a larger scale than its own range
+        outputscale_prior=LogNormalPrior(0.0, 2.0),  # wide: a quadratic needs a larger scale than its range
         outputscale_constraint=GreaterThan(1e-3),
     )
     model = SingleTaskGP(x, y, covar_module=kernel)
@@ -226,9 +226,9 @@ def _fitted(x: Tensor, y: Tensor) -> SingleTaskGP:
 
 
 def _in_units_of_spread(values: Floats) -> Floats:
-    """So that the indicator of feasibility, which BoTorch smooths a little, is as sharp for seconds as for shares.
+    """Scale values by their spread, so that BoTorch's smoothed feasibility indicator is equally sharp for all units.
 
-    The spread of equal values is not quite zero but their rounding, and no unit to measure in.
+    The spread of equal values is only round-off, and is not used as a unit.
     """
     spread = values.std(0)
     told = spread > ROUNDING * np.abs(values).max(0, initial=0.0)

@@ -1,4 +1,4 @@
-"""What is searched: numeric settings of a run, each between two bounds, on a linear or a logarithmic scale."""
+"""Search space: numeric settings of a run, each with two bounds, on a linear or a logarithmic scale."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from bayeslora.errors import InputError, did_you_mean
 from bayeslora.runs.config import RunConfig, resolve
 
 Values = Mapping[str, float]
-"""Settings by name; whole numbers where a setting is one."""
+"""Settings by name; integers where a setting is an integer."""
 
 _MAPPINGS = {"settings": "adapter", "rate_multipliers": "training"}
-"""Settings that are named ``settings.NAME`` here, and the part of a run they belong to."""
+"""Mappings whose entries are named ``settings.NAME`` here, and the part of a run they belong to."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Axis:
     log: bool = False
 
     def at(self, share: float) -> float:
-        """The value at a share of the way from ``low`` to ``high``; the ends exactly."""
+        """The value at a share of the way from ``low`` to ``high``; exact at the ends."""
         if share in (0.0, 1.0):
             return self.high if share else self.low
         if self.log:
@@ -35,14 +35,14 @@ class Axis:
         return self.low + share * (self.high - self.low)
 
     def share(self, value: float) -> float:
-        """Where a value lies between the bounds: 0 at ``low``, 1 at ``high``."""
+        """Position of a value between the bounds: 0 at ``low``, 1 at ``high``."""
         if self.log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
 
 def parse_axis(text: str) -> Axis:
-    """``NAME=LOW:HIGH``, or ``NAME=LOW:HIGH:log``."""
+    """Parse ``NAME=LOW:HIGH`` or ``NAME=LOW:HIGH:log``."""
     name, _, bounds = text.partition("=")
     low, high, *scale = bounds.split(":") if bounds.count(":") in (1, 2) else ("", "")
     try:
@@ -61,25 +61,25 @@ def parse_axis(text: str) -> Axis:
 
 
 class Space:
-    """The settings that are searched, around a run that says everything else."""
+    """The searched settings, and a run with all other settings."""
 
     def __init__(self, axes: Sequence[Axis], run: RunConfig) -> None:
         self.axes, self.run = axes, run
         self._whole = {axis.name: _is_whole(axis.name, run) for axis in axes}
         for end in (0.0, 1.0):
-            self.config(self.values([end] * len(axes)))  # bounds that a run does not allow are refused now
+            self.config(self.values([end] * len(axes)))  # refuse invalid bounds early
 
     def values(self, point: Sequence[float]) -> dict[str, float]:
-        """The settings at a point of the unit cube; settings that are whole numbers are rounded."""
+        """The settings at a point of the unit cube; integer settings are rounded."""
         found = {axis.name: axis.at(float(share)) for axis, share in zip(self.axes, point, strict=True)}
         return {name: round(value) if self._whole[name] else value for name, value in found.items()}
 
     def point(self, values: Values) -> list[float]:
-        """Where settings lie in the unit cube."""
+        """Point of settings in the unit cube."""
         return [axis.share(values[axis.name]) for axis in self.axes]
 
     def config(self, values: Values) -> RunConfig:
-        """The run with these settings, resolved."""
+        """The resolved run with these settings."""
         config = self.run
         for name, value in values.items():
             config = _with(config, name, value)
@@ -96,7 +96,7 @@ def _with(config: RunConfig, name: str, value: float) -> RunConfig:
 
 
 def _is_whole(name: str, run: RunConfig) -> bool:
-    """Whether a setting is a whole number; refused if it is no number at all."""
+    """Whether a setting is an integer; refused if it is not a number."""
     mapping, _, key = name.partition(".")
     if not key:
         if name not in _parts():
@@ -128,7 +128,7 @@ def _kinds() -> dict[str, tuple[Any, ...]]:
 
 
 def _numbers() -> Iterator[tuple[str, str, tuple[Any, ...]]]:
-    """Part, name and types of every field that holds a number, or nothing until the preset fills it in."""
+    """Part, name and types of every field that is a number, or ``None`` until the preset sets it."""
     for part in fields(RunConfig):
         kind: Any = part.default_factory
         if is_dataclass(kind):
@@ -136,7 +136,7 @@ def _numbers() -> Iterator[tuple[str, str, tuple[Any, ...]]]:
 
 
 def _numbers_of(kind: Any) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Name and types of every field of a dataclass that holds a number."""
+    """Name and types of every numeric field of a dataclass."""
     hints = get_type_hints(kind)
     for field in fields(kind):
         kinds = get_args(hints[field.name]) or (hints[field.name],)

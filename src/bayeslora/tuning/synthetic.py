@@ -1,4 +1,4 @@
-"""A problem whose constrained front is known, to check a search against: three bowls, and a line that must not be crossed.
+"""A test problem with a known constrained front: three quadratic objectives and a half-space constraint.
 
 Objective ``m`` is the squared distance to its own best point ``a_m``. Any weighted sum of the three is, up to a constant,
 the squared distance to the weighted mean of the ``a_m``. So the best points without a constraint are the triangle between
@@ -26,7 +26,7 @@ class ThreeBowls:
         self.dimension = dimension
 
     def objectives(self, x: Floats) -> Floats:
-        """``[N, 3]``, to be small, for points ``[N, D]``."""
+        """``[N, 3]``, to be minimised, for points ``[N, D]``."""
         others = ((x[:, 2:] - OTHER) ** 2).sum(1, keepdims=True)
         return np.asarray(((x[:, None, :2] - BEST) ** 2).sum(-1) + others)
 
@@ -35,7 +35,7 @@ class ThreeBowls:
         return np.asarray(np.sinh(2.0 * (x[:, :2] @ NORMAL - BOUND)))[:, None]
 
     def best_points(self, steps: int = 80) -> Floats:
-        """Points of the exact Pareto set, from weights on a grid of so many steps."""
+        """Points of the exact Pareto set, from weights on a grid of ``steps`` steps."""
         grid = np.array([(i, j, steps - i - j) for i in range(steps + 1) for j in range(steps + 1 - i)])
         means = grid / steps @ BEST
         feasible = means - np.maximum(means @ NORMAL - BOUND, 0.0)[:, None] * NORMAL
@@ -43,12 +43,12 @@ class ThreeBowls:
 
     @cached_property
     def front(self) -> Floats:
-        """The objectives there."""
+        """Objectives of the exact Pareto set."""
         return self.objectives(self.best_points())
 
     @cached_property
     def reference(self) -> Floats:
-        """From where hypervolumes are measured."""
+        """Reference point of the hypervolumes."""
         return reference_point(self.front)
 
     @cached_property
@@ -57,6 +57,6 @@ class ThreeBowls:
         return hypervolume(self.front, self.reference)
 
     def score(self, x: Floats) -> float:
-        """Hypervolume of the feasible ones among the points, as a share of the optimum."""
+        """Hypervolume of the feasible points, as a share of the optimum."""
         feasible = self.constraint(x)[:, 0] <= 0
         return hypervolume(self.objectives(x)[feasible], self.reference) / self.optimum

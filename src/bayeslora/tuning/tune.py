@@ -1,17 +1,17 @@
-"""A search, from settings to a chosen run: trials are planned, logged and run until there are enough of them.
+"""Run a search: trials are planned, logged and executed until there are enough, and the best is chosen.
 
 ====================  ==============================================================
 ``trials.json``       the log: every trial with its settings and outcomes
 ``trials.md``         the same as a table
-``runs/trial-K/``     the run of each trial, about the validation split
+``runs/trial-K/``     the run of each trial, on the validation split
 ``baseline/``         LoRA's run, if a constraint is relative to it
 ``tuned.json``        the Pareto set, the chosen trial, hypervolumes, versions
 ``chosen.json``       settings of the chosen run, for ``bayeslora train --config``
 ``pareto.png``        the front
-``chosen/``           the chosen run, trained and evaluated on the test split, if wanted
+``chosen/``           the chosen run, trained and evaluated on the test split, if requested
 ====================  ==============================================================
 
-No trial sees the test split.
+No trial reads the test split.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bayeslora.models.device import resolve_device
 from bayeslora.progress import Reporter
 from bayeslora.runs.config import RunConfig, to_dict
 from bayeslora.runs.directory import RunDirectory
-from bayeslora.studies.plan import Job, Work
+from bayeslora.studies.plan import Job, StudyJob
 from bayeslora.studies.pool import Executor, Outage, Settings, Worker, Workers
 from bayeslora.tasks import load_task
 from bayeslora.train.errors import RunsFailed
@@ -44,16 +44,16 @@ from bayeslora.tuning.points import sobol
 from bayeslora.tuning.space import Space
 
 _SPARE = 64
-"""Points that are looked at for one that was not tried yet."""
+"""Candidate points considered to find one that was not tried yet."""
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What came out.
+    """Result of a search.
 
     Attributes:
         outcome: the trials, the front, the chosen one.
-        text: what to tell about it.
+        text: description to print.
         applied: the result of the chosen run on the test split, if it was trained.
     """
 
@@ -74,18 +74,18 @@ def tune(
     apply: bool = False,
     report: Reporter | None = None,
 ) -> Tuned:
-    """Search, or go on with a search, and choose.
+    """Run or resume a search, and choose a trial.
 
     Args:
-        tuning: what is searched.
-        out: directory of everything.
+        tuning: settings of the search.
+        out: output directory.
         data_dir: local copies of the benchmarks.
         device: as for :func:`bayeslora.load_model`.
-        workers: runs side by side, in processes of their own.
-        executor: where they are: on this machine, or on a Ray cluster.
-        trust_remote_code: run code that the base model's repository brings along.
+        workers: number of parallel processes.
+        executor: where runs execute: on this machine, or on a Ray cluster.
+        trust_remote_code: run code from the base model's repository.
         apply: train the chosen run and evaluate it on the test split.
-        report: told how it goes.
+        report: receives progress reports.
     """
     if importlib.util.find_spec("botorch") is None:
         raise InputError("tuning needs BoTorch, which is not installed; run: pip install botorch")
@@ -95,7 +95,7 @@ def tune(
         raise InputError(f"{out}: is a file; choose a directory")
     load_task(tuning.run.task, data_dir)
     space = Space(tuning.axes, replace(tuning.run, report_split="validation"))
-    open_log(out / "trials.json", to_dict(tuning))  # another search is refused before anything is written
+    open_log(out / "trials.json", to_dict(tuning))  # refuse another search before writing anything
     settings = Settings(data_dir, device, trust_remote_code=trust_remote_code)
     place = settings.place(report)
     if any(axis.name == "weight_decay" for axis in tuning.axes) and not _decays(tuning.run):
@@ -112,7 +112,7 @@ def tune(
         config, applied = chosen_run(outcome, space), None
         if apply and config is not None:
             place.report.say("the chosen run, for the test split:")
-            chosen = RunDirectory(out / "chosen")  # another one, if the search was longer since
+            chosen = RunDirectory(out / "chosen")  # may differ from an earlier choice if the search was extended
             stale = chosen.config.exists() and chosen.read_config() != to_dict(config)
             applied = search.train(config, chosen.path, force=stale)
     return Tuned(outcome, describe(outcome), applied)
@@ -134,12 +134,12 @@ class _Search:
             self.log.plan(new)
 
     def train(self, config: RunConfig, path: Path, *, force: bool = False) -> dict[str, Any]:
-        """One run in this process, with the base model that its worker has loaded already."""
+        """Train one run in this process, with the base model loaded by its worker."""
         is_done = RunDirectory(path).result.exists() and not force
         return train(config, path, self.here.place if is_done else self.here.prepared(config), force=force)
 
     def _baseline(self) -> dict[str, float]:
-        """LoRA with the settings that are not searched, at its own learning rate, if a constraint asks for it."""
+        """Outcomes of LoRA with the fixed settings, at its own learning rate, if a constraint needs them."""
         if not any(limit.relation for limit in self.tuning.limits):
             return {}
         run = self.space.run
@@ -157,11 +157,11 @@ class _Search:
         return outcomes_of(self.train(config, self.out / "baseline"))
 
     def _run(self, trials: Sequence[Trial], workers: Workers) -> None:
-        """Run trials; one that fails is noted and costs no other. If the machine fails, that says nothing about settings."""
+        """Run trials; a failed one is logged and does not affect others. Machine failures do not count against settings."""
         planned = {trial.path(self.out): trial for trial in trials}
         jobs = [Job(self.space.config(trial.values), path) for path, trial in planned.items()]
 
-        def ended(job: Work, failure: str | None) -> None:
+        def ended(job: StudyJob, failure: str | None) -> None:
             if isinstance(failure, Outage):
                 number = planned[job.path].number
                 raise RunsFailed(
@@ -185,7 +185,7 @@ class _Search:
         self.report.say(f"[{trial.number + 1}/{self.tuning.trials}] {settings}: {told}")
 
     def _next(self, outcome: Outcome) -> list[Trial]:
-        """The trials to run next: all that the search starts with, then a batch; none if it is over."""
+        """The trials to run next: first all initial ones, then a batch; empty if the search is complete."""
         number = len(self.log.trials)
         missing = self.tuning.trials - number
         if missing <= 0:
@@ -213,7 +213,7 @@ class _Search:
         return sobol(len(self.space.axes), first, count, self.tuning.run.seed)
 
     def _trials(self, points: Floats, source: Literal["sobol", "model"]) -> list[Trial]:
-        """Points as trials. One whose settings were tried already, as whole numbers may be, gives way to another."""
+        """Make trials of points. A point whose settings were already tried, as happens with integers, is replaced."""
         number = len(self.log.trials)
         spare = self._sobol(number + len(points), _SPARE)
         tried = [dict(trial.values) for trial in self.log.trials]
@@ -230,6 +230,6 @@ class _Search:
 
 
 def _decays(run: RunConfig) -> bool:
-    """Whether weight decay is for any parameter of the run."""
+    """Whether weight decay applies to any parameter of the run."""
     kinds = find_method(run.method).distribution(run.adapter.posterior).hints.kinds.values()
     return not kinds or run.adapter.stochastic_layers != "all" or any(kind.startswith("weights") for kind in kinds)

@@ -1,14 +1,14 @@
-"""Calibration after training: how wide the posterior, how soft the probabilities, and when not to answer.
+"""Calibration after training: posterior scale, temperature, prediction sets and abstention.
 
-Nothing is trained again. Some numbers are chosen, in this order, because each changes what the next one sees:
+Nothing is retrained. A few numbers are chosen, in this order, because each affects the next:
 
 1. the scale of the posterior, by :func:`choose_scale`;
 2. the temperature of the probabilities averaged over draws, by :func:`fit_temperature`;
 3. how improbable an option of a prediction set may be, by :func:`conformal_thresholds`;
-4. the confidence below which one does not answer, by :func:`choose_threshold`.
+4. the confidence below which to abstain, by :func:`choose_threshold`.
 
-:class:`Calibration` keeps them in a file. Choose on a validation split: on the data they were chosen on, all of them
-look better than they are.
+:class:`Calibration` stores them in a file. Choose on a validation split: metrics on the data used for the choice are
+optimistic.
 
 Log-probabilities are ``[N, O]``, an option that a question does not have is ``-inf``. They need not be normalised.
 """

@@ -1,4 +1,4 @@
-"""What was chosen after training, kept in a file."""
+"""Calibration of a run, stored in a file."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from bayeslora.predict.calibrate.temperature import LogProbabilities, apply_temp
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was chosen after training, and on what; saved as JSON.
+    """Values chosen by calibration, and the data they were chosen on; saved as JSON.
 
     Attributes:
         temperature: divides the log-probabilities averaged over draws.
         posterior_scale: multiplies every standard deviation of the posterior.
         draw_layers: layers in which draws differ, for which the scale was chosen.
-        threshold: the least largest probability at which one still answers; none answers always.
-        target: what the threshold was chosen for, in words.
+        threshold: abstain if the largest probability is below it; ``None`` never abstains.
+        target: target of the threshold, in words.
         conformal: by level, such as ``"0.9"``, how far below 1 the probability of an option in a prediction set may be.
         questions: number of questions it was chosen on.
-        warnings: what makes it doubtful, one sentence each.
+        warnings: reasons for doubt, one sentence each.
         samples: number of draws averaged while choosing.
         task: name of the task it was chosen on.
         split: the split of that task.
         before: metrics on that split without calibration.
-        after: metrics on that split with it; flattering, since the choice was made there.
-        automatic: whether it was made at the end of training, and may be replaced without asking.
+        after: metrics on that split with calibration; optimistic, since the choice was made there.
+        automatic: whether it was made at the end of training, and may be replaced without ``force``.
     """
 
     temperature: float = 1.0
@@ -79,22 +79,22 @@ class Calibration:
         _check_metrics(self.after, "after")
 
     def apply(self, log_probabilities: ArrayLike) -> LogProbabilities:
-        """Log-probabilities (averaged over draws, ``[N, O]``) at the temperature chosen."""
+        """Apply the temperature to log-probabilities ``[N, O]`` averaged over draws."""
         return apply_temperature(log_probabilities, self.temperature)
 
     def abstains(self, probabilities: ArrayLike) -> BoolArray:
-        """Which of the rows ``[N, O]``, already at the temperature chosen, are too unsure to be answered."""
+        """Which rows ``[N, O]``, with the temperature applied, are below the threshold."""
         confidence = check_probabilities(probabilities, name="probabilities").max(axis=-1)
         if self.threshold is None:
             return np.zeros(confidence.shape, dtype=bool)
         return np.asarray(confidence < self.threshold)
 
     def prediction_sets(self, probabilities: ArrayLike, level: float, present: ArrayLike) -> BoolArray:
-        """Which options ``[N, O]`` are in each row's prediction set: sets hold the right one in ``level`` of the questions."""
+        """Which options ``[N, O]`` are in each row's prediction set; sets contain the right one at rate ``level``."""
         return conformal_sets(probabilities, self.conformal[self.require_level(level)], present)
 
     def require_level(self, level: float) -> str:
-        """The name of a level that prediction sets were calibrated for; others are refused."""
+        """Return the key of a calibrated level of prediction sets; refuse others."""
         if not self.conformal:
             raise InputError("there are no prediction sets without calibration; run bayeslora calibrate first")
         key = f"{level:g}"
@@ -108,7 +108,7 @@ class Calibration:
         return key
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to a file, whole or not at all: whatever fails, an older file stays as it was."""
+        """Write to a file atomically: on failure an older file is unchanged."""
         content = json.dumps(asdict(self), indent=2, allow_nan=False, default=float) + "\n"
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ class Calibration:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Calibration:
-        """Read a file written by :meth:`save`; values left out are as if nothing had been chosen."""
+        """Read a file written by :meth:`save`; missing values get their defaults."""
         try:
             content = _parse(Path(path).read_text(encoding="utf-8"), [f.name for f in fields(cls)])
             return cls(**content)

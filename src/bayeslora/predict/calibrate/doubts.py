@@ -1,4 +1,4 @@
-"""What makes a calibration doubtful: too few questions, or a choice at the end of what was tried."""
+"""Warnings about a calibration: too few questions, or a choice at the end of the range tried."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from bayeslora.predict.calibrate.temperature import TEMPERATURES
 from bayeslora.predict.calibrate.threshold import LEVELS
 
 FEWEST = 10
-"""Questions without which nothing is chosen: a prediction set that holds the right answer in nine of ten takes nine to choose."""
+"""Least number of questions for calibration: a prediction set of level 0.9 needs nine."""
 
 ENOUGH = 100
-"""Questions from which on a temperature is known to about a tenth, and nothing is said of their number."""
+"""Number of questions that determines a temperature to about a tenth; below it there is a warning."""
 
 
 def require_enough(questions: int, where: str) -> None:
-    """Refuse to calibrate on a handful of questions."""
+    """Refuse to calibrate on too few questions."""
     if questions < FEWEST:
         raise InputError(
             f"{where}: has {questions} questions to calibrate on, and it takes at least {FEWEST}; give more, with --task and "
@@ -28,7 +28,7 @@ def require_enough(questions: int, where: str) -> None:
 
 
 def describe_doubts(found: Calibration) -> tuple[str, ...]:
-    """What to know before a calibration is relied on, one sentence each."""
+    """Warnings about a calibration, one sentence each."""
     doubts = []
     if found.questions is not None and found.questions < ENOUGH:
         doubts.append(

@@ -1,4 +1,4 @@
-"""How wide the posterior should be, and in how many layers its draws should differ."""
+"""Choose the scale of the posterior, and the number of layers in which its draws differ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bayeslora.predict.calibrate.numbers import check_positive, is_number
 from bayeslora.predict.calibrate.temperature import checked, fit_temperature, normalised
 
 CUTS = ("0.125", "0.25", "0.5", "all")
-"""Layers in which draws may differ, from the fewest, which are the fastest."""
+"""Candidates for the layers in which draws differ, fewest (fastest) first."""
 
 DEFAULT_SCALES = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
 """Steps of about √2, two octaves down and up from the posterior as trained."""
@@ -22,7 +22,7 @@ DEFAULT_SCALES = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
 
 @dataclass(frozen=True)
 class ScaleChoice:
-    """The chosen scale of the posterior, its mean NLL, and the mean NLL of every scale that was tried."""
+    """The chosen scale of the posterior, its mean NLL, and the mean NLL of every candidate."""
 
     scale: float
     nll: float
@@ -35,18 +35,18 @@ def choose_scale(
     scales: Iterable[float] = DEFAULT_SCALES,
     progress: Callable[[int, int], None] | None = None,
 ) -> ScaleChoice:
-    """The scale of the posterior of least mean NLL, or one nearer to 1 (by ratio) that cannot be told from it.
+    """Choose the posterior scale of least mean NLL, or one nearer to 1 (by ratio) that is not distinguishable from it.
 
-    A temperature is fitted once the scale is chosen, so every scale is judged at the temperature it would get: else a wide
-    posterior, which gives worse answers, would be chosen for making sure ones less sure. Of scales whose NLL is within a
-    standard error (of the difference, question by question) of the least, the nearest to 1 is taken.
+    A temperature is fitted once the scale is chosen, so every scale is evaluated at its own fitted temperature: otherwise a
+    wide posterior, which gives worse answers, would be chosen only because it reduces overconfidence. Of scales whose NLL
+    is within a standard error (of the difference, question by question) of the least, the nearest to 1 is taken.
 
     Args:
         scores: log-probabilities ``[N, O]``, averaged over draws, of the posterior at a scale. Use the same noise at
-            every scale, else the best draw wins instead of the best scale.
+            every scale, otherwise the best draw is chosen instead of the best scale.
         labels: ``[N]``.
         scales: the candidates, all above 0.
-        progress: called after each candidate with the number done and the number of all.
+        progress: called after each candidate with the number done and the total.
     """
     candidates = _check_scales(scales)
     found: dict[float, NDArray[np.float64]] = {}
@@ -64,7 +64,7 @@ def choose_scale(
 
 @dataclass(frozen=True)
 class CutChoice:
-    """Layers in which draws are to differ, the scale of the posterior for them, and the mean NLL of every cut tried."""
+    """The chosen layers in which draws differ, the posterior scale for them, and the mean NLL of every candidate."""
 
     layers: str
     scale: float
@@ -78,14 +78,14 @@ def choose_cut(
     scales: Iterable[float] = DEFAULT_SCALES,
     progress: Callable[[int, int], None] | None = None,
 ) -> CutChoice:
-    """The fewest of :data:`CUTS` whose mean NLL, at its own best scale, is within ``tolerance`` of that of all layers.
+    """Choose the fewest of :data:`CUTS` whose mean NLL, at its own best scale, is within ``tolerance`` of that of all layers.
 
     Args:
         scores: log-probabilities ``[N, O]`` of draws that differ in these layers, at a scale.
         labels: ``[N]``.
         tolerance: in nats per question, not below 0.
         scales: the candidates, all above 0.
-        progress: called after each cut with the number done and the number of all.
+        progress: called after each cut with the number done and the total.
     """
     if not (is_number(tolerance) and 0 <= tolerance < math.inf):
         raise InputError(f"tolerance is {tolerance!r}; give a finite number of nats, 0 or more")

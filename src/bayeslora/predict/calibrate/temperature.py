@@ -1,4 +1,4 @@
-"""Temperature: how soft the probabilities averaged over draws should be.
+"""Temperature scaling of probabilities averaged over draws.
 
 Example:
     >>> log_p = np.log([[0.9, 0.1], [0.9, 0.1], [0.9, 0.1]])  # right in two of three, yet 90 % sure
@@ -22,28 +22,28 @@ from bayeslora.predict.calibrate.numbers import check_positive
 LogProbabilities = NDArray[np.float64]
 
 TEMPERATURES = (0.05, 20.0)
-"""Least and greatest temperature: where the data ask for none at all (every answer right) or an infinite one."""
+"""Bounds of the temperature: data may ask for zero (every answer right) or infinity."""
 
 PRIOR_SD = math.log(2.0)
-"""Standard deviation of ``log T`` before any data are seen, for calibration: a factor of two either way is nothing unusual. A few
-questions move it little, and hundreds decide alone."""
+"""Prior standard deviation of ``log T`` for calibration: a factor of two either way is not unusual. The prior dominates for a
+few questions, and is negligible for hundreds."""
 
 _GRID = 241
-"""Temperatures at which the NLL with a prior is looked at first: it may have more than one minimum."""
+"""Grid points for the NLL with a prior, which may have more than one minimum."""
 
 _HALVINGS = 50
-"""Narrow the range of ``log T`` down to 5e-15."""
+"""Bisection steps, which narrow the range of ``log T`` to 5e-15."""
 
 
 def fit_temperature(log_probabilities: ArrayLike, labels: ArrayLike, prior_sd: float = math.inf) -> float:
-    """The temperature ``T`` in :data:`TEMPERATURES` of least mean NLL of ``softmax(log p / T)``.
+    """Fit the temperature ``T`` in :data:`TEMPERATURES` of least mean NLL of ``softmax(log p / T)``.
 
     With a ``prior_sd`` it is that of least ``Σ NLL + ½ (log T / sd)²``: the most probable one if ``log T ~ N(0, sd²)``.
 
-    The NLL is convex in ``β = 1/T`` and its slope is ``mean(E_β[log p] − log p_y)``: the slope's only change of sign
-    is found by bisection. A result at either end says that the data do not determine it: a few questions that are all
-    answered rightly ask for certainty, answers worse than guessing for none. Where no temperature changes anything
-    (one option each, or all equal), it is 1.
+    The NLL is convex in ``β = 1/T`` and its slope is ``mean(E_β[log p] − log p_y)``: its only change of sign
+    is found by bisection. A result at either bound means that the data do not determine it: a few questions that are all
+    answered correctly favour certainty, answers worse than guessing the opposite. If no temperature changes anything (one
+    option each, or all equal), it is 1.
     """
     centred, y = checked(log_probabilities, labels)
     if not np.any(np.isfinite(centred) & (centred < 0)):
@@ -59,7 +59,7 @@ def fit_temperature(log_probabilities: ArrayLike, labels: ArrayLike, prior_sd: f
 
 
 def apply_temperature(log_probabilities: ArrayLike, temperature: float) -> LogProbabilities:
-    """``log softmax(log p / T)`` over the options present; the order of the options stays as it was."""
+    """``log softmax(log p / T)`` over the options present; the order of the options is unchanged."""
     check_positive(temperature, "temperature")
     return normalised(_centred(log_probabilities, "log_probabilities") / temperature)
 
@@ -82,7 +82,7 @@ def _most_probable(centred: LogProbabilities, labels: IntArray, prior_sd: float)
 
 
 def _bisect(too_cold: Callable[[float], bool], low: float, high: float) -> float:
-    """Where ``too_cold`` turns from true to false, by halving the range of the logarithm."""
+    """Find where ``too_cold`` turns from true to false by bisection on a log scale."""
     for _ in range(_HALVINGS):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if too_cold(middle) else (low, middle)
@@ -119,7 +119,7 @@ def checked(
 
 
 def _centred(log_probabilities: ArrayLike, name: str) -> LogProbabilities:
-    """Rows in float64 shifted to a maximum of 0, which loses nothing and cannot overflow."""
+    """Rows in float64 shifted to a maximum of 0, so that ``exp`` cannot overflow."""
     log_p = real_array(log_probabilities, name).astype(np.float64)
     if log_p.ndim != 2 or log_p.size == 0:
         raise InputError(f"{name} has shape {log_p.shape}; give [N, O], at least one row and one option")

@@ -1,4 +1,4 @@
-"""When not to answer, and which options to keep."""
+"""Thresholds for abstention and for prediction sets."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from bayeslora.metrics.validation import BoolArray, check_classification
 from bayeslora.predict.calibrate.numbers import check_share
 
 LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
-"""Levels that prediction sets are calibrated for."""
+"""Levels of prediction sets."""
 
 
 class Unreached(InputError):
-    """No threshold gives what was asked for; the message says what one can give."""
+    """No threshold reaches the target; the message says what is possible."""
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """When to answer, and what that gave on the data it was chosen on.
+    """A confidence threshold, and its results on the data it was chosen on.
 
     Attributes:
-        confidence: the least largest probability at which one still answers.
+        confidence: abstain if the largest probability is below it.
         coverage: share of the questions answered.
         error_rate: share of wrong answers among those.
-        target: what was asked for, in words.
+        target: the target, in words.
     """
 
     confidence: float
@@ -44,9 +44,9 @@ class Threshold:
 def conformal_thresholds(
     probabilities: ArrayLike, labels: ArrayLike, levels: Iterable[float] = LEVELS
 ) -> dict[str, float]:
-    """Thresholds of :func:`bayeslora.metrics.conformal_threshold` by level, without the levels that take more rows than these.
+    """Thresholds of :func:`bayeslora.metrics.conformal_threshold` by level, without levels that need more rows.
 
-    Of ``n`` rows at most ``n / (n + 1)`` can be promised: beyond that, every set would have to hold every option.
+    With ``n`` rows at most ``n / (n + 1)`` can be guaranteed: above that, every set would contain every option.
     """
     found = {f"{level:g}": conformal_threshold(probabilities, labels, level) for level in levels}
     return {level: min(1.0, threshold) for level, threshold in found.items() if math.isfinite(threshold)}
@@ -59,14 +59,14 @@ def choose_threshold(
     error_rate: float | None = None,
     coverage: float | None = None,
 ) -> Threshold:
-    """The confidence from which on to answer, for one of two targets.
+    """Choose the confidence threshold for one of two targets.
 
-    With ``error_rate`` the answers given are wrong in at most that share, and as many as possible are given; a rate
-    that no threshold reaches is refused. With ``coverage`` at least that share is answered, the most confident, and
-    more only where confidences are equal: those are answered all or none.
+    With ``error_rate`` at most that share of the answers is wrong, at the largest possible coverage; a rate that no
+    threshold reaches is refused. With ``coverage`` at least that share is answered, the most confident first, and more only
+    for ties in confidence, which are answered all or none.
 
-    Both hold exactly on the rows given, and only roughly on new ones of the same kind: the fewer rows are answered,
-    the more the error among them is a matter of luck.
+    Both hold exactly on the given rows, and only roughly on new ones of the same kind: the fewer rows are answered,
+    the noisier their error rate.
 
     Args:
         probabilities: ``[N, O]``, calibrated as they will be when the threshold is used.
@@ -88,7 +88,7 @@ def choose_threshold(
 
 
 def describe_target(error_rate: float | None, coverage: float | None) -> str:
-    """What :func:`choose_threshold` is asked for, in words; refuses what it cannot be asked for."""
+    """Describe the target of :func:`choose_threshold` in words; refuse invalid targets."""
     if error_rate is not None and coverage is None:
         return f"error rate of at most {check_share(error_rate, 'error_rate'):g}"
     if coverage is not None and error_rate is None:
@@ -97,7 +97,7 @@ def describe_target(error_rate: float | None, coverage: float | None) -> str:
 
 
 def _least_error(confidence: NDArray[np.floating[Any]], correct: BoolArray) -> str:
-    """The least error rate of any threshold, at the largest coverage that has it."""
+    """Describe the least error rate of any threshold, at the largest coverage that reaches it."""
     curve = risk_coverage(confidence, correct)
     best = np.flatnonzero(curve.risk == curve.risk.min())[-1]
     risk = math.ceil(1e4 * curve.risk[best]) / 1e4  # rounded up, so that asking for it succeeds

@@ -1,4 +1,4 @@
-"""Curvature of the options' log-likelihood by the LoRA factors, as a Laplace approximation needs it (methods card 9).
+"""Curvature of the options' log-likelihood with respect to the LoRA factors, for a Laplace approximation (methods card 9).
 
 The Fisher information of a linear map with inputs ``a`` and output gradients ``g`` is, by K-FAC, ``Σ g gᵀ ⊗ mean(a aᵀ)``.
 Sum and mean run over the same pairs of a question and a token. A layer ``y = W x + s B (A x)`` holds two such maps:
@@ -43,10 +43,10 @@ def fit_curvature(
 
     Args:
         scorer: scores questions with the model that the posterior belongs to.
-        items: all questions trained on: the curvature is their sum, so a part of them gives a wider posterior.
+        items: all training questions: the curvature is their sum, so a subset gives a wider posterior.
         posterior: of an active adapter.
-        advance: told how many questions are done, of how many.
-        batch_tokens: computed at once where nothing but scores is wanted; here it is a fraction of that.
+        advance: progress callback: questions done, total.
+        batch_tokens: tokens per batch for scoring only; here a fraction of it is used.
     """
     if not items:
         raise InputError("there are no questions to take the curvature from; give those of the training split")
@@ -90,7 +90,7 @@ def _weighted(scores: OptionScores) -> Tensor:
 
 
 class _LayerSums:
-    """Sums over the questions so far of what K-FAC needs of one layer, and its last pass."""
+    """K-FAC sums of one layer over the questions so far, and its last forward pass."""
 
     def __init__(self, layer: BayesLoraLinear, factors: LayerFactors, scaling: float, rank: int) -> None:
         self.layer = layer
@@ -102,26 +102,26 @@ class _LayerSums:
         self.long_A, self.long_B = LowRankSum(rank), LowRankSum(rank)
 
     def record(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        """Keep the input, and add a zero to the output whose gradient is that of the output."""
+        """Forward hook: store the input, and add a zero to the output to obtain the output's gradient."""
         self.inputs = args[0].detach()
         self.shift = torch.zeros_like(output, requires_grad=True)
         return output + self.shift
 
     def add_inputs(self, batch: PackedBatch, used: Tensor) -> None:
-        """Take in the inputs of the last pass."""
+        """Add the inputs of the last pass."""
         x = self._tokens(self.inputs, batch, used)
         self.pairs += len(x)
         self.long_A.add(x)
         self.small_B += _gram(x @ self.A.mT)
 
     def add_gradients(self, gradient: Tensor, batch: PackedBatch, used: Tensor) -> None:
-        """Take in gradients by the output of the last pass."""
+        """Add gradients with respect to the output of the last pass."""
         g = self.scaling * self._tokens(gradient, batch, used)
         self.small_A += _gram(g @ self.B)
         self.long_B.add(g)
 
     def _tokens(self, values: Tensor, batch: PackedBatch, used: Tensor) -> Tensor:
-        """Rows of the tokens that count, whose numbers are ``used``; a head is given the columns kept, which all do."""
+        """Rows of the tokens with indices ``used``; a head only receives the kept columns, which are all used."""
         if values.shape[:2] == batch.kept.shape:
             return values.flatten(0, 1).to(self.A)
         if values.shape[:-1] != batch.input_ids.shape:
@@ -132,7 +132,7 @@ class _LayerSums:
         return values.flatten(0, 1)[used.to(values.device)].to(self.A)
 
     def curvature(self) -> LayerCurvature:
-        """Gradients summed, inputs averaged."""
+        """Curvature from summed gradients and averaged inputs."""
         return LayerCurvature(
             A=FactorCurvature(self.small_A, self.long_A.root() / self.pairs**0.5),
             B=FactorCurvature(self.small_B / self.pairs, self.long_B.root()),
@@ -147,7 +147,7 @@ def _sums(model: nn.Module, adapter: str, posterior: LaplacePosterior) -> dict[s
 
 @contextmanager
 def _recording(sums: Iterable[_LayerSums]) -> Iterator[None]:
-    """Inside the block the layers tell their sums what they are given."""
+    """Register the recording hooks of all layers inside the block."""
     handles = [layer.layer.register_forward_hook(layer.record) for layer in sums]
     try:
         yield
@@ -158,7 +158,7 @@ def _recording(sums: Iterable[_LayerSums]) -> Iterator[None]:
 
 def _add_batch(sums: Mapping[str, _LayerSums], batch: PackedBatch, values: Tensor, present: Tensor) -> None:
     shifts = [layer.shift for layer in sums.values()]
-    used = batch.used.flatten().nonzero().squeeze(1)  # once for all layers: the host waits for it
+    used = batch.used.flatten().nonzero().squeeze(1)  # once for all layers: it synchronises with the device
     for gradients in option_gradients(values, present, shifts):
         for layer, gradient in zip(sums.values(), gradients, strict=True):
             layer.add_gradients(gradient, batch, used)

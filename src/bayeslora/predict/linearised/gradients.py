@@ -1,4 +1,4 @@
-"""What passes with gradients have in common: the model evaluated as it is, smaller batches, one backward pass per option."""
+"""Helpers for passes with gradients: evaluation mode, smaller batches, one backward pass per option."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from bayeslora.predict.scorer import Scorer, batches_by_length, within_memory
 T = TypeVar("T")
 
 GRAPH_COST = 8
-"""A token that is kept for backward passes takes several times the memory of one that is only scored."""
+"""Memory of a token with gradients relative to one that is only scored."""
 
 TOP_COST = 2
-"""The same where gradients reach no further down than the last layer."""
+"""Relative memory of a token if gradients only reach the last layer."""
 
 
 @contextmanager
 def differentiating(scorer: Scorer) -> Iterator[PosteriorHolder]:
-    """Inside the block the model is in evaluation mode and gradients are recorded; after it all is as before."""
+    """Inside the block the model is in evaluation mode with gradients enabled; the state is restored afterwards."""
     holder = find_holder(scorer.model)
     with evaluating(scorer.model), holder.restoring(), torch.enable_grad():
         yield holder
@@ -35,13 +35,13 @@ def differentiating(scorer: Scorer) -> Iterator[PosteriorHolder]:
 def with_graphs(
     action: Callable[[int], T], items: Sequence[Encoded], batch_tokens: int, posterior: LaplacePosterior
 ) -> T:
-    """What the action gives with as many tokens at once as leave room for graphs, or fewer if the GPU's memory runs out."""
+    """Run the action with a number of tokens per batch that leaves room for graphs, or fewer if GPU memory runs out."""
     cost = TOP_COST if posterior.config.scope == "last" else GRAPH_COST
     return within_memory(action, batch_tokens // cost, least=max(map(packed_length, items)))
 
 
 def graph_batches(items: Sequence[Encoded], tokens: int, most: int | None = None) -> Iterator[list[int]]:
-    """Row numbers of the items in batches of that many tokens and at most so many items."""
+    """Row numbers of the items in batches of at most ``tokens`` tokens and ``most`` items."""
     for rows in batches_by_length(items, tokens):
         step = len(rows) if most is None else max(1, most)
         yield from (rows[start : start + step] for start in range(0, len(rows), step))

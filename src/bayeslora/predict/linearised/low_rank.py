@@ -1,4 +1,4 @@
-"""Sums of outer products of many long vectors, of which only the largest directions are kept."""
+"""Low-rank sums of outer products of many long vectors."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from torch import Tensor
 from bayeslora.posterior.decompose import eigh
 
 WHOLE = 2048
-"""Sums over vectors no longer than this are kept whole, 16 MiB each, and decomposed once: on a GPU that is what takes time."""
+"""Longest vectors whose sum is stored exactly, 16 MiB each, and decomposed once: on a GPU decompositions dominate."""
 
 SPARE = 4
-"""While vectors arrive, so many times the directions wanted are kept: what is cut early cannot come back."""
+"""Oversampling factor of the rank while vectors arrive, since directions dropped early cannot be recovered."""
 
 EXACT = 1024
-"""Matrices whose shorter side is longer than this are cut to a random subspace before they are decomposed."""
+"""Matrices whose shorter side is longer than this are projected to a random subspace before the decomposition."""
 
 _ROUNDS = 4
-"""Passes that turn the random subspace to the largest directions."""
+"""Power iterations that align the random subspace with the largest directions."""
 
 
 class LowRankSum:
     """``Σ v vᵀ`` as ``W Wᵀ`` with ``rank`` columns: the largest directions of the sum.
 
-    Of long vectors, every batch is decomposed with what was kept of those before. That is exact, whatever the batches, as long as
-    the vectors span no more than ``SPARE · rank`` directions.
+    For long vectors, every batch is decomposed together with the directions kept so far. That is exact, whatever the batches,
+    as long as the vectors span no more than ``SPARE · rank`` directions.
     """
 
     def __init__(self, rank: int) -> None:
@@ -34,7 +34,7 @@ class LowRankSum:
         self._rows: Tensor | None = None
 
     def add(self, vectors: Tensor) -> None:
-        """Take in vectors ``[m, d]``."""
+        """Add vectors ``[m, d]``."""
         if vectors.shape[1] <= WHOLE:
             part = vectors.mT @ vectors
             self._sum = part if self._sum is None else self._sum.add_(part)
@@ -43,7 +43,7 @@ class LowRankSum:
         self._rows = _largest(rows, SPARE * self.rank)
 
     def root(self) -> Tensor:
-        """``W [d, rank]``; columns that nothing is left for are zero."""
+        """``W [d, rank]``; surplus columns are zero."""
         if self._sum is not None:
             rows = _largest_of(self._sum, self.rank)
         else:
@@ -53,7 +53,7 @@ class LowRankSum:
 
 
 def _largest(rows: Tensor, count: int) -> Tensor:
-    """At most ``count`` rows with the same largest directions of ``rowsᵀ rows``, and these to full length."""
+    """At most ``count`` rows that keep the largest directions of ``rowsᵀ rows`` with their full lengths."""
     if len(rows) <= count:
         return rows
     if min(rows.shape) > max(EXACT, 2 * count):
@@ -66,13 +66,13 @@ def _largest(rows: Tensor, count: int) -> Tensor:
 
 
 def _largest_of(gram: Tensor, count: int) -> Tensor:
-    """The same, of ``rowsᵀ rows`` itself."""
+    """As :func:`_largest`, given ``rowsᵀ rows``."""
     values, vectors = eigh(gram)
     return (values[-count:].clamp(min=0.0).sqrt() * vectors[:, -count:]).mT
 
 
 def _subspace(rows: Tensor, size: int) -> Tensor:
-    """An orthonormal basis ``[d, size]`` of about the largest directions; of all of them, if there are no more."""
+    """An orthonormal basis ``[d, size]`` of approximately the largest directions, or of all if there are fewer."""
     noise = torch.randn(rows.shape[1], size, generator=torch.Generator().manual_seed(0)).to(rows)
     basis = torch.linalg.qr(noise).Q
     for _ in range(_ROUNDS):

@@ -1,7 +1,7 @@
 """Predictions of a Laplace approximation by the model linearised in its weights (methods card 9).
 
 Scores that are linear in Gaussian weights are Gaussian: ``f ~ N(f̂, J Λ⁻¹ Jᵀ)``, with ``f`` the log-probabilities of the
-options. ``J`` is had without a loop over questions: every question is a block of the batch with factors of its own.
+options. ``J`` is computed without a loop over questions: every question is a block of the batch with its own factors.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from bayeslora.predict.options import Encoded, OptionScores
 from bayeslora.predict.scorer import DrawScores, Scorer, require_numbers
 
 LEAST_DRAWS = 256
-"""Draws of Gaussian scores cost next to nothing, unlike draws of weights."""
+"""Least number of draws of Gaussian scores, which are cheap, unlike draws of weights."""
 
 JACOBIAN_ENTRIES = 2**27
-"""Entries of the Jacobians held at once, half a GiB in float32."""
+"""Entries of the Jacobians in memory at once, half a GiB in float32."""
 
 Jacobian = list[tuple[Tensor, Tensor]]
 
@@ -39,12 +39,12 @@ def score_linearised(
     batch_tokens: int,
     advance: Callable[[int, int], None] | None = None,
 ) -> DrawScores:
-    """Score questions by the linearised model; the totals are those of the mean.
+    """Score questions with the linearised model; the totals are those of the mean.
 
     With ``predictive="probit"`` there is one row, already averaged. Otherwise the rows are at least ``LEAST_DRAWS`` draws,
     with the same noise for all questions, so that a prediction depends neither on the other questions nor on how they are
-    batched. Draws come in pairs of opposite noise, so their logits average to those of the mean: it is probabilities that
-    must be averaged.
+    batched. Draws are antithetic, so their logits average to those of the mean: probabilities must be averaged
+    instead.
     """
     assert isinstance(posterior, LaplacePosterior), "no other posterior has curvature"
     precisions = [posterior.prior_precision]
@@ -66,7 +66,7 @@ def score_at_precisions(
     batch_tokens: int,
     advance: Callable[[int, int], None] | None = None,
 ) -> list[DrawScores]:
-    """:func:`score_linearised` at each of several prior precisions; what is slow, the derivatives, is had once for all."""
+    """:func:`score_linearised` at each of several prior precisions; the derivatives, which are slow, are computed once."""
     mean, totals, covariances = with_graphs(
         lambda tokens: _moments(scorer, items, posterior, precisions, tokens, advance), items, batch_tokens, posterior
     )
@@ -85,7 +85,7 @@ def _moments(
     tokens: int,
     advance: Callable[[int, int], None] | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities and totals at the mean, ``[N, O]``, and the former's covariance at every precision, ``[k, N, O, O]``."""
+    """Log-probabilities and totals at the mean, ``[N, O]``, and covariances of the former by precision, ``[k, N, O, O]``."""
     options = max(len(item.option_ids) for item in items)
     mean = torch.full((len(items), options), -torch.inf, dtype=torch.float64)
     totals = mean.clone()
@@ -134,8 +134,8 @@ def probit(mean: Tensor, covariance: Tensor) -> Tensor:
     """Log-probabilities of scores ``[N, O]`` with covariance ``[N, O, O]``, in closed form.
 
     ``p_k ∝ 1 / Σ_j exp((f_j - f_k) / √(1 + π/8 · var(f_j - f_k)))``: MacKay's approximation for every pair of options, and his
-    formula itself for two. Scores count by their differences alone, as they do in a softmax. An option that a question does not
-    have scores ``-inf``.
+    formula itself for two. Only differences of scores matter, as in a softmax. An option that a question does not have
+    scores ``-inf``.
     """
     variance = covariance.diagonal(dim1=-2, dim2=-1)
     spread = variance.unsqueeze(-1) + variance.unsqueeze(-2) - 2.0 * covariance
@@ -153,14 +153,14 @@ def sampled(mean: Tensor, covariance: Tensor, draws: int, seed: int) -> Tensor:
     """
     noise = _noise(max((draws + 1) // 2, mean.shape[1]), mean.shape[1], seed)
     values, vectors = eigh(covariance)
-    # the symmetric root, which no rounding can turn; the covariance is singular, so zeros may come out below zero
+    # symmetric root, which is stable under rounding; the covariance is singular, so eigenvalues may be slightly negative
     root = (vectors * values.clamp(min=0.0).sqrt().unsqueeze(-2)) @ vectors.mT
     change = torch.einsum("do,nqo->dnq", noise, root)
     return (mean + torch.cat([change, -change])).log_softmax(-1)
 
 
 def _noise(draws: int, options: int, seed: int) -> Tensor:
-    """``[draws, options]`` with ``noiseᵀ noise / draws = I``; more options do not change the columns of the first."""
+    """``[draws, options]`` with ``noiseᵀ noise / draws = I``; more options do not change the first columns."""
     generator = torch.Generator().manual_seed(seed)
     columns = [torch.randn(draws, generator=generator, dtype=torch.float64) for _ in range(options)]
     Q, R = torch.linalg.qr(torch.stack(columns, dim=1))

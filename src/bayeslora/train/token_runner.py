@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bayeslora.errors import InputError
 from bayeslora.methods import find_method
-from bayeslora.methods.base import Making
+from bayeslora.methods.base import PostHocInputs
 from bayeslora.models import LoadedModel
 from bayeslora.posterior import Factors, Posterior
 from bayeslora.predict.calibrate import Calibration
@@ -17,11 +17,11 @@ from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Reporter
 from bayeslora.runs.config import RunConfig
 from bayeslora.runs.directory import RunDirectory
-from bayeslora.runs.judging import Judged, TokenJudge, chosen, require_judgeable
 from bayeslora.runs.predictors import make_token_predictor
+from bayeslora.runs.split_evaluation import EvaluatedSplit, TokenEvaluator, chosen, require_evaluable
 from bayeslora.tasks import EncodedText, ProblemTask, TokenTask
 from bayeslora.train.objective import TokenObjective
-from bayeslora.train.work import Work, splits_of
+from bayeslora.train.task_runner import TaskRunner, splits_of
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -36,8 +36,8 @@ def _require_learnable(config: RunConfig, task: TokenTask) -> None:
         raise InputError(f"cache_trunk keeps what questions need, and task {task.name!r} has none; leave it out")
 
 
-class TokenWork(Work):
-    """See :class:`bayeslora.train.work.Work`.
+class TokenRunner(TaskRunner):
+    """See :class:`bayeslora.train.task_runner.TaskRunner`.
 
     Args:
         config: the run.
@@ -47,14 +47,14 @@ class TokenWork(Work):
     def __init__(self, config: RunConfig, task: TokenTask) -> None:
         super().__init__(config)
         self._task = task
-        self.writes_as_it_judges = isinstance(task, ProblemTask) and config.prediction.solutions != 0
+        self.writes_as_it_evaluates = isinstance(task, ProblemTask) and config.prediction.solutions != 0
         _require_learnable(config, task)
-        require_judgeable(config, task, config.prediction.samples)
+        require_evaluable(config, task, config.prediction.samples)
         for split in splits_of(config):
             task.load(split)
 
     def encode(self, loaded: LoadedModel) -> None:
-        """See :class:`Work`."""
+        """See :class:`TaskRunner`."""
         self._loaded = loaded
         data, tokenizer = self.config.data, loaded.tokenizer
         lessons = self._task.encode_lessons("train", tokenizer, data.max_tokens)
@@ -65,7 +65,7 @@ class TokenWork(Work):
         self._texts = {split: self._task.encode(split, tokenizer, data.max_tokens) for split in others}
 
     def bind(self, model: PeftModel, trunk: TrunkCache | None) -> None:
-        """See :class:`Work`."""
+        """See :class:`TaskRunner`."""
         self._model = model
         self._predictor = make_token_predictor(model, self._loaded, self.config)
 
@@ -74,21 +74,21 @@ class TokenWork(Work):
 
     @property
     def objective(self) -> TokenObjective:
-        """See :class:`Work`."""
+        """See :class:`TaskRunner`."""
         return TokenObjective(self._model, self._predictor.pad_id, self.config.training.label_smoothing or 0.0)
 
     @property
     def examples(self) -> Sequence[EncodedText]:
-        """See :class:`Work`."""
+        """See :class:`TaskRunner`."""
         return self._lessons
 
     def validate(self, report: Reporter) -> Mapping[str, float]:
-        """See :class:`Work`."""
+        """See :class:`TaskRunner`."""
         return main_metrics(self._predictor(self._texts["validation"], report.stage("validating")).metrics())
 
-    def making(self, posterior: Posterior, loras: Sequence[Factors], report: Reporter) -> Making:
-        """See :class:`Work`."""
-        return Making(
+    def post_hoc_inputs(self, posterior: Posterior, loras: Sequence[Factors], report: Reporter) -> PostHocInputs:
+        """See :class:`TaskRunner`."""
+        return PostHocInputs(
             posterior=posterior,
             loras=loras,
             seed=self.config.seed,
@@ -96,10 +96,12 @@ class TokenWork(Work):
             fit_temperature=lambda advance: self._predictor.fit_temperature(self._texts["validation"], advance),
         )
 
-    def judge(self, own: Calibration, chosen: Calibration | None, directory: RunDirectory, report: Reporter) -> Judged:
-        """See :class:`Work`. Text is reported on the validation split too."""
+    def evaluate(
+        self, own: Calibration, chosen: Calibration | None, directory: RunDirectory, report: Reporter
+    ) -> EvaluatedSplit:
+        """See :class:`TaskRunner`. Text is reported on the validation split too."""
         predictor = replace(self._predictor, calibration=own)
-        judge = TokenJudge(self.config, self._model, self._loaded, predictor, report)
+        judge = TokenEvaluator(self.config, self._model, self._loaded, predictor, report)
         reported = self.config.report_split
         test = judge(self._task, reported, self._texts[reported], directory)
         if isinstance(self._task, ProblemTask) or reported == "validation":
@@ -113,12 +115,12 @@ class TokenWork(Work):
         return replace(test, write=write, more={**test.more, "validation": {"metrics": dict(validation.metrics)}})
 
     def length(self, example: EncodedText) -> int:
-        """See :class:`Work`."""
+        """See :class:`TaskRunner`."""
         return len(example.prompt_ids) + len(example.target_ids)
 
     @property
     def counts(self) -> dict[str, Any]:
-        """See :class:`Work`."""
+        """See :class:`TaskRunner`."""
         parts = {"train": self._lessons, **self._texts}
         counts: dict[str, Any] = {
             split: {"texts": len(texts), "tokens": sum(len(text.target_ids) for text in texts)}
@@ -129,5 +131,5 @@ class TokenWork(Work):
         return counts
 
     def fingerprint(self) -> list[object]:
-        """See :class:`Work`."""
+        """See :class:`TaskRunner`."""
         return [(text.prompt_ids, text.target_ids) for text in (*self._lessons, *self._texts["validation"])]

@@ -1,4 +1,4 @@
-"""How good predictions are: of questions with options, of every token, and of solutions that are written."""
+"""Evaluate predictions of questions with options, of every token, and of generated solutions."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
 SCHEMA = 1
-"""Of ``result.json``."""
+"""Version of the format of ``result.json``."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Judged:
-    """How good predictions are, and how to keep what that was computed from.
+class EvaluatedSplit:
+    """Metrics of predictions, and how to save the predictions.
 
     Attributes:
         metrics: by name, as fractions and nats.
-        intervals: of those that have one.
-        write: puts the predictions into a directory.
-        more: what else belongs into the result.
+        intervals: confidence intervals of some metrics.
+        write: writes the predictions into a directory.
+        more: additional entries of the result.
     """
 
     metrics: Mapping[str, float]
@@ -47,8 +47,8 @@ class Judged:
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
-def judge_questions(raw: Predictions, after: Predictions | None, calibration: Calibration | None) -> Judged:
-    """How good predictions of questions with answers are, as trained and after calibration."""
+def evaluate_questions(raw: Predictions, after: Predictions | None, calibration: Calibration | None) -> EvaluatedSplit:
+    """Evaluate predictions of questions with answers, as trained and after calibration."""
 
     def write(directory: RunDirectory) -> None:
         raw.write(directory.predictions)
@@ -65,26 +65,26 @@ def judge_questions(raw: Predictions, after: Predictions | None, calibration: Ca
             "intervals": after.intervals(),
             "predictions": FILES.calibrated.name,
         }
-    return Judged(raw.metrics(), raw.intervals(), write, more)
+    return EvaluatedSplit(raw.metrics(), raw.intervals(), write, more)
 
 
 FILES = RunDirectory(Path())
 
 
 COT = "cot_"
-"""Before the names of metrics over the tokens of reference solutions."""
+"""Prefix of metrics over the tokens of reference solutions."""
 
 
 @dataclass(frozen=True)
-class TokenJudge:
-    """Judges a model by the tokens of a split and, where there are problems, by the solutions it writes.
+class TokenEvaluator:
+    """Evaluates a model on the tokens of a split and, for problems, on the solutions it generates.
 
     Attributes:
         config: of the run.
         model: with its adapter.
         loaded: the base model with its tokenizer.
         predictor: predicts tokens.
-        report: told how it goes.
+        report: receives progress reports.
     """
 
     config: RunConfig
@@ -100,19 +100,19 @@ class TokenJudge:
         texts: Sequence[EncodedText],
         directory: RunDirectory | None,
         reference: Path | None = None,
-    ) -> Judged:
-        """Figures on a split. Uncertain tokens are those of the ``reference``, or of the model itself if it is a LoRA."""
+    ) -> EvaluatedSplit:
+        """Evaluate a split. Uncertain tokens are those of the ``reference``, or of the model itself if it is a LoRA."""
         predictions = self.predictor(texts, self.report.stage(f"predicting {split}"))
         if reference is not None:
             predictions = predictions.with_reference(read_reference(reference, split), str(reference))
         elif self.config.method == "lora" and self.predictor.calibration.temperature == 1.0:
             predictions = predictions.with_reference(predictions, "itself")
         if not isinstance(task, ProblemTask):
-            return _judged(predictions, split, predictions.metrics(), {})
+            return _evaluated(predictions, split, predictions.metrics(), {})
         records = self._records(task, split, directory)
         figures = solving_metrics(records) if records else {}
         figures |= {f"{COT}{name}": value for name, value in predictions.metrics().items()}
-        return _judged(predictions, split, figures, {"solutions": len(records)})
+        return _evaluated(predictions, split, figures, {"solutions": len(records)})
 
     def _records(self, task: ProblemTask, split: str, directory: RunDirectory | None) -> list[dict[str, Any]]:
         settings = {
@@ -138,15 +138,17 @@ class TokenJudge:
         )
 
 
-def _judged(predictions: TokenPredictions, split: str, metrics: Mapping[str, float], more: Mapping[str, Any]) -> Judged:
+def _evaluated(
+    predictions: TokenPredictions, split: str, metrics: Mapping[str, float], more: Mapping[str, Any]
+) -> EvaluatedSplit:
     def write(directory: RunDirectory) -> None:
         predictions.write(directory.tokens(split))
 
-    return Judged(metrics, {}, write, {"tokens": len(predictions.scores), **more})
+    return EvaluatedSplit(metrics, {}, write, {"tokens": len(predictions.scores), **more})
 
 
 def read_reference(path: Path, split: str) -> TokenPredictions:
-    """Scores of the tokens of a split from the directory of a LoRA's run, or of its evaluation."""
+    """Read scores of the tokens of a split from the directory of a LoRA's run, or of its evaluation."""
     directory = RunDirectory(path)
     result = directory.read_result()
     method = result["config"]["method"]
@@ -162,8 +164,8 @@ def read_reference(path: Path, split: str) -> TokenPredictions:
     return read_token_predictions(directory.tokens(split))
 
 
-def require_judgeable(config: RunConfig, task: TokenTask, samples: int) -> None:
-    """Refuse early what would fail when all else is done: solutions that could not be written or checked."""
+def require_evaluable(config: RunConfig, task: TokenTask, samples: int) -> None:
+    """Refuse early what would fail at the end: solutions that could not be generated or checked."""
     if not isinstance(task, ProblemTask) or config.prediction.solutions == 0:
         return
     require_checker()
@@ -175,7 +177,7 @@ def require_judgeable(config: RunConfig, task: TokenTask, samples: int) -> None:
 
 
 def chosen(items: Sequence[T], limit: int | None, word: str) -> list[T]:
-    """So many of the items at random, or all. The same for all seeds: members of an ensemble learn from the same."""
+    """Choose ``limit`` items at random, or all. The choice is the same for all seeds, so ensemble members share their data."""
     if limit is None:
         return list(items)
     shuffled = list(items)

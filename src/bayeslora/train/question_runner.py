@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bayeslora.errors import InputError
-from bayeslora.methods.base import QuestionMaking
+from bayeslora.methods.base import QuestionPostHocInputs
 from bayeslora.models import LoadedModel
 from bayeslora.posterior import Factors, Posterior
 from bayeslora.predict.calibrate import FEWEST, Calibration, fit_temperature
@@ -20,18 +20,18 @@ from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Advance, Reporter
 from bayeslora.runs.config import RunConfig
 from bayeslora.runs.directory import RunDirectory
-from bayeslora.runs.judging import Judged, chosen, judge_questions
 from bayeslora.runs.predictors import make_predictor, make_scorer
+from bayeslora.runs.split_evaluation import EvaluatedSplit, chosen, evaluate_questions
 from bayeslora.tasks import Questions, Split, Task, encode_items, require_gold
 from bayeslora.train.objective import Example, QuestionObjective
-from bayeslora.train.work import Work, splits_of
+from bayeslora.train.task_runner import TaskRunner, splits_of
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
 
-class QuestionWork(Work):
-    """See :class:`bayeslora.train.work.Work`.
+class QuestionRunner(TaskRunner):
+    """See :class:`bayeslora.train.task_runner.TaskRunner`.
 
     Args:
         config: the run.
@@ -44,7 +44,7 @@ class QuestionWork(Work):
         self._parts: dict[str, Questions] = {}
 
     def encode(self, loaded: LoadedModel) -> None:
-        """See :class:`Work`."""
+        """See :class:`TaskRunner`."""
         self._loaded = loaded
         data = self.config.data
         for name, split in self._splits.items():
@@ -52,43 +52,45 @@ class QuestionWork(Work):
             self._parts[name] = Questions(split.items, encoded)
 
     def bind(self, model: PeftModel, trunk: TrunkCache | None) -> None:
-        """See :class:`Work`."""
+        """See :class:`TaskRunner`."""
         self._scorer = make_scorer(model, self._loaded, self.config, trunk)
         self._predictor = make_predictor(self._scorer, self._loaded, self.config)
 
     def prepare(self, report: Reporter) -> None:
-        """See :class:`Work`."""
+        """See :class:`TaskRunner`."""
         encoded = [item for part in self._parts.values() for item in part.encoded]
         advance = report.stage("computing the frozen layers")
         self._scorer.prepare(encoded, self.config.prediction.batch_tokens, advance)
 
     @property
     def objective(self) -> QuestionObjective:
-        """See :class:`Work`."""
+        """See :class:`TaskRunner`."""
         return QuestionObjective(self._scorer, self.config.training.label_smoothing or 0.0)
 
     @property
     def examples(self) -> Sequence[Example]:
-        """See :class:`Work`."""
+        """See :class:`TaskRunner`."""
         train = self._parts["train"]
         rows = zip(train.items, train.encoded, require_gold(train.items), strict=True)
         return [Example(item.id, encoded, gold) for item, encoded, gold in rows]
 
     def validate(self, report: Reporter) -> Mapping[str, float]:
-        """See :class:`Work`."""
+        """See :class:`TaskRunner`."""
         validation = self._parts["validation"]
         predictions = self._predictor(validation.items, validation.encoded, report.stage("validating"))
         return main_metrics(predictions.metrics())
 
-    def making(self, posterior: Posterior, loras: Sequence[Factors], report: Reporter) -> QuestionMaking:
-        """See :class:`Work`."""
+    def post_hoc_inputs(
+        self, posterior: Posterior, loras: Sequence[Factors], report: Reporter
+    ) -> QuestionPostHocInputs:
+        """See :class:`TaskRunner`."""
         validation = self._parts["validation"]
 
         def temperature(advance: Advance) -> float:
             scores = self._predictor.score(validation.encoded, advance)
             return fit_temperature(scores.predictive, np.array(require_gold(validation.items)))
 
-        return QuestionMaking(
+        return QuestionPostHocInputs(
             posterior=posterior,
             loras=loras,
             seed=self.config.seed,
@@ -100,7 +102,7 @@ class QuestionWork(Work):
         )
 
     def calibrate(self, report: Reporter) -> Calibration | None:
-        """See :class:`Work`. A run that is reported on these very questions is not calibrated on them."""
+        """See :class:`TaskRunner`. A run that is reported on these very questions is not calibrated on them."""
         part, wanted = self._parts["validation"], self.config.prediction.calibrate == "validation"
         if not wanted or self.config.report_split == "validation" or len(part.items) < FEWEST:
             return None
@@ -108,23 +110,25 @@ class QuestionWork(Work):
         found, _ = calibrate(self._predictor, part.items, part.encoded, scales=FEW_SCALES, advance=advance)
         return replace(found, task=self.config.task, split="validation", automatic=True)
 
-    def judge(self, own: Calibration, chosen: Calibration | None, directory: RunDirectory, report: Reporter) -> Judged:
-        """See :class:`Work`."""
+    def evaluate(
+        self, own: Calibration, chosen: Calibration | None, directory: RunDirectory, report: Reporter
+    ) -> EvaluatedSplit:
+        """See :class:`TaskRunner`."""
         reported, predictor = self._parts[self.config.report_split], replace(self._predictor, calibration=own)
         advance = report.stage("predicting")
-        return judge_questions(*predict_both(predictor, reported.items, reported.encoded, chosen, advance), chosen)
+        return evaluate_questions(*predict_both(predictor, reported.items, reported.encoded, chosen, advance), chosen)
 
     def length(self, example: Example) -> int:
-        """See :class:`Work`."""
+        """See :class:`TaskRunner`."""
         return packed_length(example.encoded)
 
     @property
     def counts(self) -> dict[str, Any]:
-        """See :class:`Work`."""
+        """See :class:`TaskRunner`."""
         return {name: {"questions": len(split), "left_out": dict(split.counts)} for name, split in self._splits.items()}
 
     def fingerprint(self) -> list[object]:
-        """See :class:`Work`."""
+        """See :class:`TaskRunner`."""
         return [
             (encoded.prompt_ids, encoded.option_ids, item.gold)
             for name in ("train", "validation")

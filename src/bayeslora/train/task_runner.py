@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bayeslora.methods.base import Making
+from bayeslora.methods.base import PostHocInputs
 from bayeslora.models import LoadedModel
 from bayeslora.posterior import Factors, Posterior
 from bayeslora.predict.calibrate import Calibration
@@ -14,7 +14,7 @@ from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Reporter
 from bayeslora.runs.config import RunConfig
 from bayeslora.runs.directory import RunDirectory
-from bayeslora.runs.judging import Judged
+from bayeslora.runs.split_evaluation import EvaluatedSplit
 from bayeslora.tasks import SplitName
 from bayeslora.train.objective import Named, Objective
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
 
-class Work(ABC):
+class TaskRunner(ABC):
     """A run's task. Reading comes first, so that whatever is wrong with data is found before the model is loaded; then
     :meth:`encode`, which needs the tokenizer, and :meth:`bind`, which needs the adapted model; then the rest.
 
@@ -30,7 +30,7 @@ class Work(ABC):
         config: the run.
     """
 
-    writes_as_it_judges = False
+    writes_as_it_evaluates = False
     """Whether judging fills a file of the directory, which only one process can do."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -63,7 +63,7 @@ class Work(ABC):
         """Figures on the validation split, told while a run goes on; ``nll`` decides when to stop."""
 
     @abstractmethod
-    def making(self, posterior: Posterior, loras: Sequence[Factors], report: Reporter) -> Making:
+    def post_hoc_inputs(self, posterior: Posterior, loras: Sequence[Factors], report: Reporter) -> PostHocInputs:
         """What there is to make a method from LoRAs."""
 
     def calibrate(self, report: Reporter) -> Calibration | None:
@@ -71,8 +71,10 @@ class Work(ABC):
         return None
 
     @abstractmethod
-    def judge(self, own: Calibration, chosen: Calibration | None, directory: RunDirectory, report: Reporter) -> Judged:
-        """Predict what the run is reported by. Work that takes long is kept in the directory as it goes on.
+    def evaluate(
+        self, own: Calibration, chosen: Calibration | None, directory: RunDirectory, report: Reporter
+    ) -> EvaluatedSplit:
+        """Predict what the run is reported by. TaskRunner that takes long is kept in the directory as it goes on.
 
         Args:
             own: what belongs to the method itself, such as the temperature of ``temperature``.
