@@ -152,10 +152,12 @@ def test_force_leaves_nothing_of_a_calibration_behind(run: RunDirectory) -> None
     assert not run.calibrated.exists() and not run.calibration.exists() and "calibrated" not in run.read_result()
 
 
-def test_a_result_that_holds_something_else_costs_no_prediction(run: RunDirectory) -> None:
-    for found in (3, None, {}):
-        write_json(run.result, run.read_result() | {"found": found})
+def test_what_a_result_says_that_was_found_is_checked(run: RunDirectory) -> None:
+    result = dict(run.read_result())
+    for found in (None, {}):
+        write_json(run.result, result | {"found": found})
         assert load_run(run.path).own == Calibration()
-    write_json(run.result, run.read_result() | {"found": {"temperature": "warm"}})
-    with pytest.raises(InputError, match="temperature is 'warm'"):
-        load_run(run.path)
+    for damaged, message in (({"temperature": "warm"}, "temperature is 'warm'"), (3, "wrote it .found is 3.")):
+        write_json(run.result, result | {"found": damaged})
+        with pytest.raises(InputError, match=message):
+            load_run(run.path)

@@ -10,7 +10,7 @@ import pytest
 from bayeslora.errors import InputError
 from bayeslora.methods import METHODS, Method, Preset
 from bayeslora.methods.base import COMMON
-from bayeslora.posterior import DecoupledConfig, InducingConfig
+from bayeslora.posterior import DecoupledConfig, EnsemblePosterior, InducingConfig
 from bayeslora.runs.config import _parse_pairs, differences, flatten, from_dict, saved_run, to_dict, without_trust
 from bayeslora.train import (
     AdapterConfig,
@@ -134,7 +134,7 @@ def test_presets_of_bayesian_lora():
 
 def test_a_method_of_ones_own_is_filled_in_from_its_preset_and_the_common_settings(monkeypatch):
     preset = Preset({"members": 5}, {"learning_rate": 0.5, "epochs": 7})
-    monkeypatch.setitem(METHODS, "mine", Method("mine", "", "ensemble", {"default": preset}))
+    monkeypatch.setitem(METHODS, "mine", Method("mine", "", {"default": preset}, EnsemblePosterior))
     resolved = resolve(run(method="mine"))
     assert resolved.adapter.settings == {"members": 5}
     want = {**COMMON, "learning_rate": 0.5, "epochs": 7, "rate_multipliers": {}}

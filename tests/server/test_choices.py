@@ -17,7 +17,7 @@ from bayeslora.runs.trained import TrainedModel
 from bayeslora.server.engine import Engine, Question, Text
 from bayeslora.server.limits import Limits
 from bayeslora.server.metrics import Metrics
-from bayeslora.server.worker import Job, Worker
+from bayeslora.server.worker import ModelWorker, QueuedRequest
 from bayeslora.tasks import make_item
 from bayeslora.train import TrainingConfig, train
 from remote.conftest import random_run
@@ -149,8 +149,8 @@ def test_a_batch_that_fails_is_answered_one_by_one(trained: TrainedModel) -> Non
                 raise RuntimeError("a secret of the server")
             return super().answer(questions, encoded)
 
-    worker = Worker(Spoilt(trained, Limits()), 8, Metrics([]))
-    jobs: list[Any] = [Job(Question(make_item(text, ["yes", "no"]), 3)) for text in ("one", "spoilt", "two")]
+    worker = ModelWorker(Spoilt(trained, Limits()), 8, Metrics([]))
+    jobs: list[Any] = [QueuedRequest(Question(make_item(text, ["yes", "no"]), 3)) for text in ("one", "spoilt", "two")]
     for job in jobs:
         worker.ask(job)
     worker.start()
@@ -172,10 +172,10 @@ def test_a_batch_of_texts_that_fails_is_not_told_twice(trained: TrainedModel) ->
 
             return super().write(texts, lengths, spoil)
 
-    worker = Worker(Spoilt(trained, Limits()), 8, Metrics([]))
+    worker = ModelWorker(Spoilt(trained, Limits()), 8, Metrics([]))
     told: list[Any] = []
     text = Text("red", Writing(max_new_tokens=3), 3)
-    jobs: list[Any] = [Job(text, told.append), Job(text)]
+    jobs: list[Any] = [QueuedRequest(text, told.append), QueuedRequest(text)]
     worker.write(jobs)
     worker.start()
     worker.close()

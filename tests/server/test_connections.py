@@ -25,7 +25,7 @@ from bayeslora.server.descriptors import open_files, room_for
 from bayeslora.server.engine import Engine
 from bayeslora.server.limits import LOOKS, Limits
 from bayeslora.server.metrics import Metrics
-from bayeslora.server.worker import Worker
+from bayeslora.server.worker import ModelWorker
 from server.live import ASKED, NAME, connect, held_up, is_cut, live, process, wait_for
 
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"  # complete with one more line
@@ -106,7 +106,7 @@ def test_without_any_that_could_go_a_new_connection_is_refused(
     trained: TrainedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     app, go, inside = FastAPI(), threading.Event(), []
-    app.state.worker = Worker(Engine(trained, Limits()), 1, Metrics([]))
+    app.state.worker = ModelWorker(Engine(trained, Limits()), 1, Metrics([]))
 
     @app.get("/")
     async def slow() -> None:

@@ -22,7 +22,7 @@ from bayeslora.server.engine import Engine, Question
 from bayeslora.server.interrupt import Interrupted, interruptible
 from bayeslora.server.limits import Limits
 from bayeslora.server.metrics import Metrics
-from bayeslora.server.worker import Closed, Job, Worker
+from bayeslora.server.worker import Closed, ModelWorker, QueuedRequest
 from bayeslora.tasks import make_item
 from server.live import ASKED, connect, held_up, process, wait_for
 
@@ -34,8 +34,8 @@ def last_event(reply: httpx.Response) -> Any:
     return json.loads(reply.text.strip().split("\n\n")[-1].removeprefix("data: "))
 
 
-def asked() -> Job[Question, Any]:
-    return Job(Question(make_item("Is it?", ["yes", "no"]), 1))
+def asked() -> QueuedRequest[Question, Any]:
+    return QueuedRequest(Question(make_item("Is it?", ["yes", "no"]), 1))
 
 
 # The server -----------------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def test_a_worker_stops_in_the_middle_of_a_forward_pass(trained: TrainedModel) -
 
     leaves = [module for module in trained.model.modules() if not any(module.children())]
     handles = [module.register_forward_pre_hook(slow) for module in leaves]
-    worker = Worker(Engine(trained, Limits()), 8, Metrics([]))
+    worker = ModelWorker(Engine(trained, Limits()), 8, Metrics([]))
     jobs: list[Any] = [asked() for _ in range(2)]
     try:
         for job in jobs:
@@ -112,7 +112,7 @@ def test_a_worker_stops_in_the_middle_of_a_forward_pass(trained: TrainedModel) -
 def test_a_stopped_worker_leaves_the_model_as_it_was(trained: TrainedModel) -> None:
     before = [len(module._forward_pre_hooks) for module in trained.model.modules()]
     want = trained.ask("Is it?", ["yes", "no"])
-    worker = Worker(Engine(trained, Limits()), 8, Metrics([]))
+    worker = ModelWorker(Engine(trained, Limits()), 8, Metrics([]))
     worker.start()
     worker.stop()
     assert worker.join(5)

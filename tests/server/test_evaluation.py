@@ -70,7 +70,7 @@ def test_a_temperature_of_the_method_itself_is_taken_out_first(raw: TrainedModel
     """Predictions of such a run are at its temperature already."""
     for name in ("config.json", "predictions.jsonl.gz"):
         (tmp_path / name).write_bytes((raw.directory.path / name).read_bytes())
-    write_json(tmp_path / "result.json", raw.directory.read_result() | {"found": {"temperature": 2.0}})
+    write_json(tmp_path / "result.json", dict(raw.directory.read_result()) | {"found": {"temperature": 2.0}})
     made = replace(raw, directory=RunDirectory(tmp_path))
     for temperature, same_as in ((2.0, None), (4.0, 2.0), (1.0, 0.5)):
         seen = evaluate_run(replace(made, calibration=Calibration(temperature=temperature)), "tiny", 16)

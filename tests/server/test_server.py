@@ -180,19 +180,23 @@ def test_figures_for_prometheus(trained: TrainedModel) -> None:
         re.fullmatch(r'(# (HELP|TYPE) \w+ .+|\w+(\{(\w+="[^"]*",?)+\})? -?[\d.e+-]+)', line) for line in lines
     )
     for line in (
-        'bayeslora_requests_total{path="/v1/choices",status="200"} 3',
-        'bayeslora_requests_total{path="/v1/choices",status="422"} 1',
-        'bayeslora_requests_total{path="other",status="404"} 1',
-        'bayeslora_request_seconds_count{path="/v1/choices"} 4',
-        'bayeslora_request_seconds_bucket{path="/v1/choices",le="+Inf"} 4',
-        'bayeslora_batch_size_bucket{kind="choices",le="1"} 3',
-        'bayeslora_batch_size_sum{kind="choices"} 3',
-        "bayeslora_answers_total 3",
-        "bayeslora_written_tokens_total 4",
-        "bayeslora_queue_depth 0",
+        'bayeslora_requests_total{path="/v1/choices",status="200"} 3.0',
+        'bayeslora_requests_total{path="/v1/choices",status="422"} 1.0',
+        'bayeslora_requests_total{path="other",status="404"} 1.0',
+        'bayeslora_request_seconds_count{path="/v1/choices"} 4.0',
+        'bayeslora_request_seconds_bucket{le="+Inf",path="/v1/choices"} 4.0',
+        'bayeslora_batch_size_bucket{kind="choices",le="1"} 3.0',
+        'bayeslora_batch_size_sum{kind="choices"} 3.0',
+        "bayeslora_answers_total 3.0",
+        "bayeslora_written_tokens_total 4.0",
+        "bayeslora_queue_depth 0.0",
     ):
         assert line in lines
-    counts = [float(line.rpartition(" ")[2]) for line in lines if 'seconds_bucket{path="/v1/choices"' in line]
+    assert all(re.match("(# (HELP|TYPE) )?bayeslora_", line) for line in lines) and "_created" not in got.text
+    counts = [
+        float(line.rpartition(" ")[2]) for line in lines if "seconds_bucket" in line and 'path="/v1/choices"' in line
+    ]
+    assert len(counts) == 14  # as many as bounds, and one for all
     assert counts == sorted(counts) and len({line.partition(" ")[0] for line in lines if line[0] != "#"}) == len(
         [line for line in lines if line[0] != "#"]
     )

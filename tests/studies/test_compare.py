@@ -21,6 +21,7 @@ from bayeslora.errors import InputError
 from bayeslora.figures.table import CALIBRATED_COLUMNS, COLUMNS
 from bayeslora.methods import METHODS
 from bayeslora.predict.predictions import read_epistemic, read_predictions
+from bayeslora.runs.result import RunResult
 from bayeslora.studies.compare import compare
 from bayeslora.studies.comparison import OWN, Comparison
 from bayeslora.studies.evaluated import METRICS as MAIN
@@ -252,7 +253,15 @@ def test_a_method_that_cannot_be_told_from_the_best_is_marked(done):
 
     def run(p: np.ndarray) -> Evaluated:
         figures = {name: metric(p, gold) for name, metric in MAIN.items()}
-        return Evaluated(0, {"metrics": figures}, tuple(map(str, range(300))), p, gold, np.zeros(300), np.full(300, 2))
+        return Evaluated(
+            0,
+            RunResult(config={}, metrics=figures),
+            tuple(map(str, range(300))),
+            p,
+            gold,
+            np.zeros(300),
+            np.full(300, 2),
+        )
 
     rows = table_rows({"a": [run(good)], "b": [run(good)], "c": [run(bad)], "gap": []})
     assert [rows[m]["nll"].ties_best for m in "abc"] == [True, True, False] and rows["gap"] == {}
@@ -267,7 +276,9 @@ def test_after_calibration_it_is_those_predictions_that_are_compared(done):
     def run(p: np.ndarray) -> Evaluated:
         after = {"calibrated_nll": MAIN["nll"](good, gold)}
         figures = {name: metric(p, gold) for name, metric in MAIN.items()} | after
-        return Evaluated(0, {"metrics": figures}, tuple(map(str, range(300))), p, gold, np.zeros(300), gold, good)
+        return Evaluated(
+            0, RunResult(config={}, metrics=figures), tuple(map(str, range(300))), p, gold, np.zeros(300), gold, good
+        )
 
     rows = table_rows({"a": [run(good)], "b": [run(bad)]}, (*COLUMNS, *CALIBRATED_COLUMNS))
     assert not rows["b"]["nll"].ties_best and rows["b"]["calibrated_nll"].ties_best

@@ -119,7 +119,9 @@ def test_the_factor_with_the_least_validation_nll_is_used(tmp_path):
 @pytest.mark.parametrize(("patience", "nll"), [(2, 0.7), (0, 0.8)], ids=["the best", "the last"])
 def test_a_run_is_judged_by_the_state_that_it_has_kept(patience, nll, tmp_path):
     seen = [{"validation": {"nll": it}} for it in (0.9, 0.7, 0.8)]
-    write_json(tmp_path / "result.json", {"config": {"training": {"patience": patience}}, "history": seen})
+    write_json(
+        tmp_path / "result.json", {"config": {"training": {"patience": patience}}, "metrics": {}, "history": seen}
+    )
     assert _validation_nll(tmp_path) == nll
     assert _validation_nll(tmp_path / "nothing") == math.inf
 

@@ -1,7 +1,7 @@
-"""Tells one base model from another of the same shape by a few numbers of every weight.
+"""Fingerprints that distinguish base models of the same shape, from a few numbers of every weight.
 
 Numbers are rounded to bfloat16 first, so that a model is the same in float32 and in bfloat16, on every device. Rounding through
-float16 gives other numbers, so what was loaded as float16 is compared with the same only. Of a quantised model there is none.
+float16 gives other numbers, so float16 models are compared only with each other. Quantised models have no fingerprint.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 NUMBERS = 8
-"""How many of every weight."""
+"""Numbers taken from every weight."""
 
 VERSION = 1
-"""Raise it when what is computed changes: fingerprints of other versions are not compared."""
+"""Increase it when the computation changes: fingerprints of different versions are not compared."""
 
 
 def fingerprint_of(base: nn.Module) -> str | None:
-    """The fingerprint of a model without adapters, such as ``1:exact:6f0c...``; nothing if it cannot be told."""
+    """The fingerprint of a model without adapters, such as ``1:exact:6f0c...``; ``None`` if its weights cannot be read."""
     weights = dict(sorted(base.named_parameters()))
     if not weights or not all(_readable(weight) for weight in weights.values()):
         return None
@@ -34,19 +34,19 @@ def fingerprint_of(base: nn.Module) -> str | None:
 
 
 def differ(one: str, other: str) -> bool:
-    """Whether two fingerprints are of different models; not if they were made in ways that cannot be compared."""
+    """Whether two fingerprints are of different models; false if they are not comparable."""
     (*way, digest), (*other_way, other_digest) = one.split(":"), other.split(":")
     return way == other_way and digest != other_digest
 
 
 def _readable(weight: Tensor) -> bool:
-    """Whether a weight is all there, in this process, and not quantised."""
+    """Whether a weight is complete in this process and not quantised."""
     whole = type(weight.data) is Tensor and not weight.is_meta and weight.numel() > 0
     return whole and weight.dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def _some(weight: Tensor) -> Tensor:
-    """Numbers from the beginning to the end of a weight, as bfloat16."""
+    """Numbers spread evenly over a weight, as bfloat16."""
     count = min(NUMBERS, weight.numel())
     places = torch.linspace(0, weight.numel() - 1, count, dtype=torch.float64).round().long()
     return weight.detach().flatten()[places.to(weight.device)].to(torch.bfloat16)

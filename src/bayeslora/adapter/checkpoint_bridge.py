@@ -3,7 +3,7 @@
 Re-entrant checkpointing runs a separate backward pass for every block. The factors of all blocks come from one graph
 (the draw), which the second block would find freed. So the layers get *leaves* instead, cut from the draw; each block's
 backward adds to their ``.grad``. The leaves are tied to the draw by an identity on the first activation of the network:
-its backward runs after that of every block, and hands the collected gradients on.
+its backward runs after that of every block, and passes the collected gradients on.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Bridge:
         self.crossed = False
 
     def cross(self, activation: Tensor) -> Tensor:
-        """The activation unchanged, with the draw hung behind it in the graph."""
+        """The activation unchanged, with the draw attached to it in the graph."""
         self.crossed = True
         crossed: Tensor = _Identity.apply(activation, self.leaves, *self._drawn)
         return crossed
 
     @classmethod
     def across(cls, drawn: Mapping[str, Draws]) -> tuple[Bridge, dict[str, Draws]]:
-        """A bridge for these draws, by adapter, and the same draws with leaves in the layers."""
+        """Create a bridge for these draws, by adapter; also returns the same draws with leaves in the layers."""
         bridge = cls([tensor for draws in drawn.values() for tensor in draws.tensors if tensor.requires_grad])
         leaves = iter(bridge.leaves)
 
@@ -43,7 +43,7 @@ class Bridge:
         return bridge, {name: draws.map(leaf) for name, draws in drawn.items()}
 
     def hang(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Let the first activation of the pass that begins with these arguments cross; returns them if they change."""
+        """Let the first activation of the pass with these arguments cross; returns the arguments if they change."""
         if kwargs.get("inputs_embeds") is not None:
             return args, {**kwargs, "inputs_embeds": self.cross(kwargs["inputs_embeds"])}
         embeddings = getattr(root, "get_input_embeddings", lambda: None)()

@@ -26,30 +26,30 @@ class BayesLoraConfig(PeftConfig):
         r: rank of the update.
         lora_alpha: the update is multiplied by ``lora_alpha / r``, or ``lora_alpha / √r`` with ``use_rslora``.
         lora_dropout: share of a layer's inputs that its update does not see, in training only, as in LoRA.
-        bias: ``none``: biases of the base model are not trained. The one value there is.
+        bias: ``none``: biases of the base model are not trained. The only supported value.
         target_modules: names, a regular expression or ``all-linear``. By default the query and key projections
             and the output head, where the architecture is known.
         exclude_modules: names or a regular expression of modules to leave out.
         layers_to_transform: indices of the layers to adapt; all if not given.
         layers_pattern: name of the list of layers, where it is not one that PEFT knows.
         stochastic_layers: layers with a distribution: ``all``, ``last:K`` or a fraction such as ``0.5``. Those below have a
-            point estimate, so that all draws share what they compute.
-        snapshots: how often training remembers the distribution, at equal distances, the last time at its end.
-        members: how many of the last snapshots predictions are drawn from, in turn: a mixture.
+            point estimate, so that all draws share their outputs.
+        snapshots: number of snapshots taken in training, equally spaced, the last one at its end.
+        members: number of last snapshots in the mixture, from which predictions draw in turn.
         rank_pattern: other ranks for some modules, by name or regular expression.
         alpha_pattern: other ``lora_alpha`` for some modules.
         use_rslora: scale by ``1/√r`` instead of ``1/r``.
-        fan_in_fan_out: the base layer stores its weight as ``[in, out]`` (set by itself for GPT-2's ``Conv1D``).
+        fan_in_fan_out: the base layer stores its weight as ``[in, out]`` (set automatically for GPT-2's ``Conv1D``).
         modules_to_save: modules that are trained in full and saved with the adapter.
         trainable_token_indices: tokens whose embeddings are trained too. Never ``None``: PEFT would then copy the frozen
             output head into every checkpoint of an adapter that targets it.
-        target_parameters: not supported; given a value, the configuration explains why.
-        init_weights: start as the posterior does, with a mean update of zero. ``False`` moves every parameter at random,
+        target_parameters: not supported; a value raises an error that explains why.
+        init_weights: start as the posterior does, with a mean update of zero. ``False`` perturbs every parameter at random,
             which is useful in tests only.
-        posterior_scale: multiplier of the posterior's standard deviations, as chosen by calibration.
-        seed: seed of the initial values. Of several adapters on one model, each starts from values of its own.
-        layer_names: the adapted layers in the order in which the saved tensors stack them; filled in by itself.
-        base_fingerprint: tells the base model of the adapter from others of the same shape; filled in by itself.
+        posterior_scale: multiplier of the posterior's standard deviations, chosen by calibration.
+        seed: seed of the initial values. Several adapters on one model start from different values.
+        layer_names: the adapted layers in the order in which the saved tensors stack them; set automatically.
+        base_fingerprint: distinguishes the adapter's base model from others of the same shape; set automatically.
     """
 
     posterior: str = "inducing"
@@ -83,7 +83,7 @@ class BayesLoraConfig(PeftConfig):
         self.peft_type = PeftType("BAYESLORA")
         if is_dataclass(self.settings) and not isinstance(self.settings, type):
             self.settings = asdict(self.settings)
-        if self.posterior == "snapshots":  # as checkpoint ensembles were once saved
+        if self.posterior == "snapshots":  # former format of checkpoint ensembles
             kept = {"snapshots": 4, "members": 3, **self.settings}
             self.posterior, self.settings = "point", {}
             self.snapshots, self.members = kept["snapshots"], kept["members"]
@@ -93,14 +93,14 @@ class BayesLoraConfig(PeftConfig):
         for name in ("target_modules", "exclude_modules"):
             if isinstance(getattr(self, name), list):
                 setattr(self, name, set(getattr(self, name)))
-        # given and not filled in: the adapter comes from elsewhere
+        # a given fingerprint means that the adapter was loaded
         self.trained_on = self.base_fingerprint
-        # where base models lie on this machine, and by which names they are known everywhere
+        # local paths of base models, with their public names
         self.base_names: dict[str, str] = {}
         self.check()
 
     def check(self) -> None:
-        """Refuse values that cannot be; they may have been set one by one."""
+        """Refuse invalid values; they may have been set one by one."""
         check_depth(self.stochastic_layers, "stochastic_layers")
         self.remembered()
         ranks = {"r": self.r, **self.rank_pattern}
@@ -113,7 +113,7 @@ class BayesLoraConfig(PeftConfig):
         self._check_targets()
 
     def remembered(self) -> Snapshots:
-        """How much of its training the posterior remembers."""
+        """Which snapshots the posterior keeps."""
         return Snapshots(taken=self.snapshots, kept=self.members)
 
     def _check_dropped(self) -> None:
@@ -144,7 +144,7 @@ class BayesLoraConfig(PeftConfig):
 
     @property
     def expressions(self) -> list[str]:
-        """Settings that are regular expressions for names of modules, or may be."""
+        """Settings that are, or may be, regular expressions for module names."""
         targets = (self.target_modules, self.exclude_modules)
         return [it for it in targets if isinstance(it, str)] + [*self.rank_pattern, *self.alpha_pattern]
 
@@ -155,7 +155,7 @@ class BayesLoraConfig(PeftConfig):
         return self.base_names.get(name, name) if name else name
 
     def to_dict(self) -> dict[str, Any]:
-        """As saved."""
+        """The settings as saved."""
         return {**super().to_dict(), "base_model_name_or_path": self.portable_base}
 
     def scaling(self, rank: int, alpha: float) -> float:

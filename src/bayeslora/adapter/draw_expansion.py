@@ -1,4 +1,4 @@
-"""Where draws begin to differ: below that layer they all compute the same, so a batch is repeated only there."""
+"""Repeats a batch at the first layer in which draws differ: below it, all draws compute the same."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LAYER = re.compile(r"^(?P<list>.+?)\.(?P<index>\d+)\.")
 
 @dataclass(frozen=True)
 class Stack:
-    """The list of layers that a model runs through one after another.
+    """The list of layers that a model runs in sequence.
 
     Attributes:
-        path: where it hangs.
+        path: of the list in the model.
         layers: the list.
     """
 
@@ -27,7 +27,7 @@ class Stack:
 
     @classmethod
     def find(cls, root: nn.Module, names: Iterable[str]) -> Stack | None:
-        """The one list that the named modules are in; nothing if there is none, or more than one."""
+        """The one list that contains the named modules; ``None`` if there is none, or more than one."""
         paths = {match["list"] for name in names if (match := _LAYER.match(name))}
         if len(paths) != 1:
             return None
@@ -36,20 +36,20 @@ class Stack:
         return cls(path, layers) if isinstance(layers, nn.ModuleList) else None
 
     def index(self, name: str) -> int:
-        """Of the layer that a module is in; what is in none, the output head, comes after all."""
+        """Index of the layer that contains a module; modules outside, such as the output head, come after all."""
         match = _LAYER.match(name)
         return int(match["index"]) if match else len(self.layers)
 
 
 @dataclass
 class DrawExpansion:
-    """Makes a batch one block for each of ``n`` draws where it enters the first of some modules.
+    """Repeats a batch, one block for each of ``n`` draws, where it enters the first of some modules.
 
-    Whatever else modules are given row by row (masks, rotations of positions) is repeated as well. A key-value cache needs
-    nothing: every layer keeps its own rows.
+    Other arguments with one row per example (masks, rotary embeddings) are repeated as well. A key-value cache needs nothing:
+    every layer keeps its own rows.
 
     Attributes:
-        modules: those in which draws differ, in the order in which they are run.
+        modules: those in which draws differ, in the order of execution.
         n: number of draws.
     """
 
@@ -59,7 +59,7 @@ class DrawExpansion:
     _repeated: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A forward pre-hook of the modules."""
+        """Forward pre-hook of the modules."""
         position = next((k for k, own in enumerate(self.modules) if own is module), None)
         if position is None:
             return None
@@ -72,10 +72,10 @@ class DrawExpansion:
         return given
 
     def _repeat(self, value: Any) -> Any:
-        """What has as many rows as the batch came with, in blocks; later modules get their activations in blocks already."""
+        """Repeat tensors with as many rows as the original batch; activations of later modules are repeated already."""
         if isinstance(value, Tensor) and value.ndim > 1 and value.shape[0] == self._rows:
             kept = self._repeated.get(id(value))
-            if kept is None:  # the original is kept too, or its id would become another's
+            if kept is None:  # also keep the original, or its id could be reused
                 kept = self._repeated[id(value)] = value, torch.cat([value] * self.n)
             return kept[1]
         return tuple(map(self._repeat, value)) if isinstance(value, tuple) else value

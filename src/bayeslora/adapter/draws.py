@@ -1,4 +1,4 @@
-"""What the layers of a model use: the factors drawn for them, and what to draw next."""
+"""The factors that the layers of a model use, and what to draw next."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bayeslora.posterior.inner import Inner
 
 @dataclass
 class Draws:
-    """The factors in use, with what tells whether they are still those of the posterior."""
+    """The factors in use, with a fingerprint that shows whether the posterior has changed since."""
 
     factors: Factors
     fingerprint: tuple[Any, ...]
@@ -29,11 +29,11 @@ class Draws:
 
     @property
     def differing(self) -> list[str]:
-        """Layers in which the draws need not be the same."""
+        """Layers in which the draws may differ."""
         return [name for name, (A, _) in self.layers.items() if A.shape[0] > 1]
 
     def pick(self, first: int, count: int) -> Draws:
-        """Some of the draws."""
+        """A slice of the draws."""
 
         def cut(tensor: Tensor) -> Tensor:
             return tensor[first : first + count] if tensor.shape[0] > 1 else tensor
@@ -41,13 +41,13 @@ class Draws:
         return replace(self.map(cut), factors=self.factors.pick(first, count))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Draws:
-        """With this done to every tensor that the layers get."""
+        """Apply a function to every tensor that the layers get."""
         layers = {name: LayerFactors(function(A), function(B)) for name, (A, B) in self.layers.items()}
         return replace(self, layers=layers, inners={name: inner.map(function) for name, inner in self.inners.items()})
 
     @property
     def tensors(self) -> Iterator[Tensor]:
-        """All that the layers get, in the order in which :meth:`map` goes through them."""
+        """All tensors that the layers get, in the order of :meth:`map`."""
         for pair in self.layers.values():
             yield from pair
         for inner in self.inners.values():
@@ -56,7 +56,7 @@ class Draws:
 
 @dataclass
 class Mode:
-    """What a forward pass uses: see the table of :mod:`bayeslora.adapter.holder`."""
+    """What a forward pass uses; see the table in :mod:`bayeslora.adapter.holder`."""
 
     kind: Literal["automatic", "draws", "mean"] = "automatic"
     held: dict[str, Draws] = field(default_factory=dict)

@@ -11,17 +11,17 @@ from bayeslora.adapter.base import Holder
 from bayeslora.posterior import KL
 
 IGNORED = -100
-"""The label of tokens that do not count, to transformers."""
+"""transformers' label for tokens that do not count."""
 
 
 @dataclass(frozen=True)
 class Elbo:
-    """The negative bound per term of the data, in the parts that optimisers and logs want apart.
+    """The negative bound per term of the data, in the parts that optimisers and logs need separately.
 
     Attributes:
-        loss: the likelihood's loss with the posterior's penalty.
+        loss: negative log-likelihood plus the posterior's penalty.
         kl: the terms of the KL.
-        share: what they are multiplied by, so that over all parts of a step they count once.
+        share: factor of these terms, so that over all parts of a step they count once.
         weight: of the KL beside the loss.
     """
 
@@ -37,7 +37,7 @@ class Elbo:
 
     @property
     def total(self) -> Tensor:
-        """What is minimised."""
+        """The objective to minimise."""
         return self.loss + self.weighted_kl
 
 
@@ -58,7 +58,7 @@ def elbo(holder: Holder, loss: Tensor, weight: Tensor | float, *, parts: int = 1
 
 
 def labels_per_example(labels: Tensor | float) -> Tensor | float:
-    """Over how many labels of an example transformers' loss is a mean.
+    """Number of labels per example over which transformers' loss is a mean.
 
     Args:
         labels: ``[B, T]`` token labels as the model gets them: the first predicts nothing and -100 does not count; ``[B]`` labels

@@ -1,7 +1,7 @@
-"""Tensors that a file holds, known before an adapter is built for them.
+"""Checks that a saved file fits its configuration before an adapter is built for it.
 
 A configuration that does not fit its file, such as one with a thousand times the rank, would first fill the memory and then
-fail. While a file is being loaded, what the configuration asks for is worked out without memory and compared.
+fail. So while a file is loaded, the shapes that the configuration implies are computed without memory and compared.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from bayeslora.posterior.snapshots import Snapshots
 Shape = tuple[int, ...]
 
 PREFIX = f"base_model.model.{ATTRIBUTE}.bayeslora_posterior."
-"""What the names of a posterior's tensors begin with in a file."""
+"""Prefix of the names of a posterior's tensors in a file."""
 
 _expected: ContextVar[Mapping[str, Shape] | None] = ContextVar("expected", default=None)
 
 
 @contextmanager
 def expecting(shapes: Mapping[str, Shape]) -> Iterator[None]:
-    """Inside the block adapters are built only for a file that holds tensors of these shapes."""
+    """Inside the block, adapters are built only if they fit a file with tensors of these shapes."""
     token = _expected.set(shapes)
     try:
         yield
@@ -40,7 +40,7 @@ def expecting(shapes: Mapping[str, Shape]) -> Iterator[None]:
 
 
 def require_expected(config: BayesLoraConfig, layers: Sequence[LayerShape], points: Collection[str]) -> None:
-    """Refuse to build a posterior over these layers for a file that holds another; nothing where none is being loaded."""
+    """Refuse to build a posterior over these layers if the file being loaded holds another; no effect outside of loading."""
     held = _expected.get()
     if held is None:
         return
@@ -59,7 +59,7 @@ def require_expected(config: BayesLoraConfig, layers: Sequence[LayerShape], poin
 def _shapes(
     name: str, layers: tuple[LayerShape, ...], settings: str, points: frozenset[str], snapshots: Snapshots
 ) -> dict[str, Shape]:
-    """The tensors of a posterior, worked out without memory for them, once for adapters that are alike."""
+    """Shapes of a posterior's tensors, computed without memory and cached for equal adapters."""
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device("meta"):
         posterior = build_posterior(name, layers, json.loads(settings), points=points, snapshots=snapshots)
         return {PREFIX + name: tuple(tensor.shape) for name, tensor in posterior.state_dict().items()}

@@ -1,7 +1,7 @@
-"""Regular expressions of a configuration, which anybody may have written, tried before they are used.
+"""Checks regular expressions from untrusted configurations before they are used.
 
 Some expressions take longer than the universe is old for a name of forty letters, and Python's matcher cannot be interrupted. So
-they are tried on all names in a process of their own, which can be ended. Plain names need no trial.
+they are tried on all names in a separate process, which can be killed. Plain names need no trial.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Iterable, Sequence
 from bayeslora.errors import InputError
 
 SECONDS = 10.0
-"""Time for all names together; a sensible expression takes a thousandth of it."""
+"""Time limit for all names together; a sensible expression takes a thousandth of it."""
 
 LONGEST = 10_000
-"""Letters of an expression."""
+"""Maximum length of an expression."""
 
 PLAIN = re.compile(r"[\w.-]+")
 
@@ -34,13 +34,13 @@ for number, expression in enumerate(expressions):
 
 
 def require_plain_name(setting: str, name: object) -> None:
-    """Refuse what is no name of a module, or the end of one."""
+    """Refuse anything but a module name, or the end of one."""
     if not (isinstance(name, str) and PLAIN.fullmatch(name)):
         raise ValueError(f"{setting} has {name!r}, which is no name of a module; give names such as 'lm_head'")
 
 
 def require_quick(expressions: Iterable[str], names: Sequence[str]) -> None:
-    """Refuse an expression that cannot be matched with all of these names in reasonable time, or at all."""
+    """Refuse an expression that is invalid, or too slow on these names."""
     tried = [expression for expression in expressions if not PLAIN.fullmatch(expression)]
     for expression in tried:
         if len(expression) > LONGEST:
@@ -67,10 +67,10 @@ def _try(expressions: Sequence[str], names: Sequence[str]) -> None:
             f"{_shown(expression)} takes too long to match with names of modules; list the names, or write it without "
             "repeats inside of repeats"
         ) from None
-    except OSError:  # no process may be started here, so they are used untried
+    except OSError:  # no process can be started here: skip the trial
         return
 
 
 def _shown(expression: str) -> str:
-    """An expression, or the beginning of one."""
+    """An expression, truncated if it is long."""
     return repr(expression if len(expression) <= 60 else f"{expression[:60]}...")

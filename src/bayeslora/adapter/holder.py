@@ -1,12 +1,12 @@
-"""One module per model that owns the posteriors of all adapters and the draws its layers use.
+"""One module per model that owns the posteriors of all adapters and the draws that its layers use.
 
-It hangs in the base model, so that PEFT and transformers save, load, cast, freeze and shard it like any tuner layer. A
+It is a child of the base model, so that PEFT and transformers save, load, cast, freeze and shard it like any tuner layer. A
 hook on the root of the model prepares the factors before every forward pass, outside of any checkpointed block:
 
 ===============  =====================================================
 training         one fresh draw per forward pass
-evaluation       the posterior mean, computed once and kept
-:meth:`draw`     those draws, until another call says otherwise
+evaluation       the posterior mean, computed once and cached
+:meth:`draw`     those draws, until another call changes that
 ===============  =====================================================
 """
 
@@ -36,14 +36,14 @@ from bayeslora.posterior.inner import Inner
 from bayeslora.posterior.noise import Variates
 
 KEPT = 4
-"""Predictions with so many settings, such as numbers of draws, may take turns without being drawn for anew."""
+"""Number of settings, such as numbers of draws, whose draws are cached, so that predictions can alternate between them."""
 
 
 class PosteriorHolder(TunerModule, Holder):
-    """Owner of the posteriors. A tuner layer to PEFT, though it adapts nothing by itself.
+    """Owner of the posteriors. For PEFT it is a tuner layer, though it adapts nothing itself.
 
     Args:
-        base_fingerprint: tells the base model from others (see :mod:`bayeslora.adapter.base_fingerprint`).
+        base_fingerprint: identifies the base model (see :mod:`bayeslora.adapter.base_fingerprint`).
     """
 
     adapter_layer_names = ("bayeslora_posterior",)
@@ -57,12 +57,12 @@ class PosteriorHolder(TunerModule, Holder):
         self._seed: int | None = None
         self._precision: torch.dtype | None = None  # of the activations, once they are known
         self._forget()
-        watch(self)  # or what is kept here would outlive an optimiser's step
+        watch(self)  # or cached draws would outlive an optimiser step
 
     def _forget(self) -> None:
-        """Drop everything that was drawn."""
+        """Drop all draws."""
         self._mode = Mode()
-        self._kept: dict[tuple[Any, ...], Mode] = {}  # draws from seeds, by what they were made for
+        self._kept: dict[tuple[Any, ...], Mode] = {}  # draws from seeds, by their settings
         self._drawn: dict[str, Draws] = {}
         self._means: dict[str, Draws] = {}
         self._mixed: list[str] | None = None
@@ -71,7 +71,7 @@ class PosteriorHolder(TunerModule, Holder):
         self._captures: dict[str, Capture] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Draws belong to a graph and do not survive copying; a copy draws anew."""
+        """Exclude draws, which belong to a graph and cannot be copied; a copy draws anew."""
         bare = PosteriorHolder.__new__(PosteriorHolder)
         bare.__dict__.update(self.__dict__)
         bare._forget()
@@ -82,13 +82,13 @@ class PosteriorHolder(TunerModule, Holder):
         watch(self)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
-        """Refuse what torch would cast to floats without a word. The tensors are those of the posteriors below."""
+        """Refuse tensors that torch would silently cast to floats. They belong to the posteriors below."""
         given = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
         require_floats({name: value for name, value in given.items() if isinstance(value, Tensor)}, self.state_dict())
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(self, x: Any) -> Any:
-        """Identity: a base model that calls its children in turn may call this one too."""
+        """Identity: a base model that calls its children in turn may call the holder too."""
         return x
 
     # Posteriors ---------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class PosteriorHolder(TunerModule, Holder):
         return posterior
 
     def add(self, adapter: str, posterior: Posterior, active_adapters: list[str]) -> None:
-        """Take in the posterior of a new adapter; which parameters are trainable is the caller's affair."""
+        """Add the posterior of a new adapter; the caller decides which parameters are trainable."""
         self.bayeslora_posterior[adapter] = posterior
         self._active_adapter = active_adapters
 
@@ -115,12 +115,12 @@ class PosteriorHolder(TunerModule, Holder):
         return [layer.name for name in self.active for layer in self.posterior(name).layers]
 
     def draw_count(self, samples: int) -> int:
-        """Draws that a prediction takes whose budget is ``samples``; 0 where all are the same and the mean will do."""
+        """Number of draws for a prediction with a budget of ``samples``; 0 where all are equal and the mean suffices."""
         posteriors = map(self.posterior, self.active)
         return max((it.draw_count(samples) for it in posteriors if it.stochastic), default=0)
 
     def split_kinds(self) -> Mapping[str, Literal["kl", "both"]]:
-        """Kinds of parameters that plain SGD moves where training is split."""
+        """Kinds of parameters that plain SGD updates where training is split."""
         return {kind: along for name in self.active for kind, along in self.posterior(name).hints.split.items()}
 
     def kl(self) -> KL:
@@ -131,23 +131,23 @@ class PosteriorHolder(TunerModule, Holder):
         return reduce(KL.__add__, found)
 
     def kl_share(self, parts: int, draws: int = 1) -> float:
-        """See :meth:`Holder.kl_share`."""
+        """Factor of the KL in one of ``parts`` of a batch; see :meth:`Holder.kl_share`."""
         return float(draws) if any(self.posterior(name).amortised for name in self.active) else 1.0 / parts
 
     def penalty(self) -> Tensor | None:
-        """What training adds to the loss of the active adapters besides the KL."""
+        """Term that training adds to the loss of the active adapters besides the KL."""
         terms = [term for name in self.active if (term := self.posterior(name).penalty()) is not None]
         return torch.stack(terms).sum() if terms else None
 
     def after_step(self, step: int, steps: int) -> None:
-        """Tell the active adapters of an optimiser step (see :meth:`Posterior.after_step`)."""
+        """Notify the active adapters of an optimiser step (see :meth:`Posterior.after_step`)."""
         for name in self.active:
             self.posterior(name).after_step(step, steps)
 
     def aim(
         self, losses: Iterable[Callable[[], Tensor]], add_up: Callable[[Sequence[Tensor]], None] | None = None
     ) -> None:
-        """See :meth:`Holder.aim`. The losses are those of the mean."""
+        """Aim the active posteriors by the gradient of the losses at the mean; see :meth:`Holder.aim`."""
         aiming = [name for name in self.active if self.posterior(name).aims]
         if not aiming:
             return
@@ -173,7 +173,7 @@ class PosteriorHolder(TunerModule, Holder):
             self.posterior(name).aim(replace(means[name], A=tuple(map(torch.zeros_like, means[name].A)), B=B))
 
     def _last_draw(self, name: str) -> Factors | None:
-        """The draws of the last pass, unless that used the mean or the posterior has changed since."""
+        """The draws of the last pass, unless it used the mean or the posterior has changed since."""
         drawn = self._drawn.get(name)
         if drawn is None or drawn.factors.latents is None or not self._is_current(name, drawn):
             return None
@@ -190,7 +190,7 @@ class PosteriorHolder(TunerModule, Holder):
         layers: str = "all",
         fan_out: bool = False,
     ) -> None:
-        """See :meth:`Holder.draw`."""
+        """Draw ``n`` networks now and use them until another call changes that; see :meth:`Holder.draw`."""
         if self.merged:
             raise ValueError("the adapter is merged into the base weights; call unmerge_adapter() before drawing")
         if torch.is_grad_enabled():
@@ -201,8 +201,8 @@ class PosteriorHolder(TunerModule, Holder):
     def draw_from_seed(
         self, n: int, seed: int, *, variates: Variates = "antithetic", layers: str = "all", fan_out: bool = False
     ) -> None:
-        """See :meth:`Holder.draw_from_seed`. Where no gradients are wanted, such draws are kept until the adapter is trained
-        again: predictions one after another come from the same networks, which need not be made for each."""
+        """Draw with noise from a seed. Without gradients, such draws are cached until the adapter is trained again, so that
+        successive predictions share the same networks."""
         if torch.is_grad_enabled():
             super().draw_from_seed(n, seed, variates=variates, layers=layers, fan_out=fan_out)
             return
@@ -219,9 +219,9 @@ class PosteriorHolder(TunerModule, Holder):
         return all(self._is_current(name, drawn) for name, drawn in mode.held.items())
 
     def use(self, factors: Mapping[str, Factors], *, layers: str = "all", fan_out: bool = False) -> None:
-        """Use these factors of the active adapters, by name, until told otherwise; see :meth:`draw` for the rest.
+        """Use these factors of the active adapters, by name, until another call changes that; see :meth:`draw` for the rest.
 
-        The layers get the very tensors given, so gradients by them can be taken.
+        The layers get the given tensors themselves, so gradients with respect to them can be taken.
         """
         if self.merged:
             raise ValueError("the adapter is merged into the base weights; call unmerge_adapter() before using others")
@@ -230,33 +230,33 @@ class PosteriorHolder(TunerModule, Holder):
 
     @property
     def fans_out(self) -> bool:
-        """Whether the model repeats a batch by itself, once for each of the draws in use."""
+        """Whether the model itself repeats a batch, once for each of the draws in use."""
         return self._mode.fan_out
 
     def narrow(self, first: int, count: int) -> None:
-        """Of the draws in use, use ``count`` from number ``first`` on."""
+        """Keep ``count`` of the draws in use, starting with number ``first``."""
         mode = self._mode
         held = {name: drawn.pick(first, count) for name, drawn in mode.held.items()}
         self._mode = Mode("draws", held, mode.layers, mode.fan_out)
 
     def deterministic(self) -> None:
-        """Use the posterior mean until told otherwise, in training too."""
+        """Use the posterior mean until another call changes that, in training too."""
         self._mode = Mode("mean")
 
     def automatic(self) -> None:
-        """Go back to one draw per pass in training and the mean in evaluation."""
+        """Return to one draw per pass in training and the mean in evaluation."""
         self._mode = Mode()
 
     def restoring(self) -> AbstractContextManager[None]:
-        """On leaving the block, what is in use now is in use again."""
+        """Context manager that restores the current draws on exit."""
         return _Restoring(self, self._mode)
 
     def seed(self, seed: int) -> None:
-        """Draw from a generator of its own from now on, seeded with this number, and not from the global one."""
+        """Draw from a separate generator with this seed from now on, instead of the global one."""
         self._seed, self._generator = seed, None
 
     def factors(self, adapter: str, layer: str) -> LayerFactors:
-        """Factors of one layer for the forward pass under way."""
+        """Factors of one layer for the current forward pass."""
         drawn = self._drawn.get(adapter)
         if drawn is None:
             raise RuntimeError(
@@ -265,7 +265,7 @@ class PosteriorHolder(TunerModule, Holder):
         return drawn.layers[layer]
 
     def inner(self, adapter: str, layer: str) -> Inner | None:
-        """What one layer computes before ``B`` in the forward pass under way, if that is more than ``A x``."""
+        """Computation of one layer before ``B`` in the current forward pass, if it is more than ``A x``."""
         return self._drawn[adapter].inners.get(layer)
 
     def mean_update(self, adapter: str, layer: str) -> Tensor:
@@ -315,7 +315,7 @@ class PosteriorHolder(TunerModule, Holder):
         return None
 
     def after_forward(self, root: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Notice a bridge that nothing crossed, which would lose every gradient."""
+        """Raise if nothing crossed the bridge, which would lose every gradient."""
         if self._bridge is not None and not self._bridge.crossed:
             raise RuntimeError(
                 "re-entrant gradient checkpointing needs the model's input embeddings or `inputs_embeds`, and neither was "
@@ -329,7 +329,7 @@ class PosteriorHolder(TunerModule, Holder):
 
     @torch.compiler.disable
     def settle(self, root: nn.Module) -> None:
-        """See :meth:`Holder.settle`."""
+        """Apply ``layers`` and ``fan_out`` of the current draws; see :meth:`Holder.settle`."""
         mode = self._mode
         if mode.settled:
             return
@@ -340,7 +340,7 @@ class PosteriorHolder(TunerModule, Holder):
         mode.settled = True
 
     def _only_above(self, root: nn.Module, name: str, drawn: Draws, layers: str) -> Draws:
-        """Those draws in the upper layers only, and the mean below."""
+        """Keep the draws in the upper layers only, and use the mean below."""
         stack = Stack.find(root, drawn.layers)
         if stack is None:
             raise InputError(
@@ -361,7 +361,7 @@ class PosteriorHolder(TunerModule, Holder):
         )
 
     def _make_expansion(self, root: nn.Module, held: list[Draws]) -> DrawExpansion | None:
-        """Where draws begin to differ: a layer, the output head, or the model itself if it cannot be told."""
+        """Find where draws begin to differ: a layer, the output head, or else the model itself; register hooks there."""
         n = max((drawn.n for drawn in held), default=1)
         differing = [layer for drawn in held for layer in drawn.differing]
         if n == 1:
@@ -377,7 +377,7 @@ class PosteriorHolder(TunerModule, Holder):
         return DrawExpansion(modules, n)
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A hook on every module that a batch may have to be repeated for."""
+        """Forward pre-hook of every module at which a batch may be repeated."""
         expansion = self._mode.expansion
         return None if expansion is None or self.disable_adapters else expansion.enter(module, args, kwargs)
 
@@ -400,13 +400,13 @@ class PosteriorHolder(TunerModule, Holder):
         return held
 
     def _mean(self, name: str) -> Draws:
-        """The mean, kept while the posterior does not change; where gradients are wanted it is computed anew."""
+        """The mean, cached while the posterior does not change; with gradients it is recomputed."""
         posterior = self.posterior(name)
         if torch.is_grad_enabled() and any(p.requires_grad for p in posterior.parameters()):
             return self._wrap(name, posterior.mean())
         kept = self._means.get(name)
         if kept is None or not self._is_current(name, kept):
-            with torch.inference_mode(False), torch.no_grad():  # it may be of use where gradients are wanted, too
+            with torch.inference_mode(False), torch.no_grad():  # the cache may also be used with gradients
                 kept = self._means[name] = self._wrap(name, posterior.mean())
         return kept
 
@@ -441,15 +441,15 @@ class PosteriorHolder(TunerModule, Holder):
         self._drawn.update(crossing)
         return self._bridge.hang(root, args, kwargs)
 
-    # What PEFT asks of a tuner layer --------------------------------------------------------------------------------
+    # PEFT's interface of a tuner layer ------------------------------------------------------------------------------
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
-        """The layers merge; the holder remembers that they did."""
+        """Record that the layers are merged; they merge themselves."""
         names = [n for n in (adapter_names or self.active) if n in self.bayeslora_posterior]
         self.merged_adapters = [*self.merged_adapters, *(n for n in names if n not in self.merged_adapters)]
 
     def unmerge(self) -> None:
-        """The layers unmerge."""
+        """Record that the layers are unmerged."""
         self.merged_adapters = []
 
     def delete_adapter(self, adapter_name: str) -> None:
@@ -461,7 +461,7 @@ class PosteriorHolder(TunerModule, Holder):
 
 
 def find_holder(model: nn.Module) -> PosteriorHolder:
-    """The holder of a model with posteriors of ours (see :func:`find_any_holder`)."""
+    """The holder of a model with our posteriors (see :func:`find_any_holder`)."""
     holder = find_any_holder(model)
     if not isinstance(holder, PosteriorHolder):
         raise ValueError("expected a model with a bayeslora adapter, found one of PEFT's own")
@@ -469,7 +469,7 @@ def find_holder(model: nn.Module) -> PosteriorHolder:
 
 
 class _Restoring(AbstractContextManager[None]):
-    """A plain object and not a generator: it may be dropped without being entered, and then changes nothing."""
+    """A plain object and not a generator: without being entered, it changes nothing."""
 
     def __init__(self, holder: PosteriorHolder, mode: Mode) -> None:
         self._holder, self._mode = holder, mode
@@ -479,5 +479,5 @@ class _Restoring(AbstractContextManager[None]):
 
 
 def is_hook_of(holder: PosteriorHolder, hook: Any) -> bool:
-    """Whether a hook of some module is a method of this holder."""
+    """Whether a hook is a method of this holder."""
     return getattr(hook, "__self__", None) is holder

@@ -1,4 +1,4 @@
-"""Which base model an adapter belongs to: noted when it is made, compared when it is loaded."""
+"""Which base model an adapter belongs to: recorded at creation, compared on loading."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class OtherBaseWarning(UserWarning):
 
 
 def note_base(config: BayesLoraConfig, fingerprint: str | None) -> None:
-    """Keep the fingerprint of the base model in a new adapter's settings; warn if one from elsewhere has another.
+    """Record the fingerprint of the base model in a new adapter's settings; warn if a loaded adapter has another one.
 
-    An adapter of an older version has none, and is not given one: nobody knows what it was trained on.
+    Adapters of older versions have none, and get none: their base model is not known.
     """
     if config.trained_on is not None:
         if fingerprint is not None and differ(config.trained_on, fingerprint):
@@ -32,9 +32,9 @@ def note_base(config: BayesLoraConfig, fingerprint: str | None) -> None:
 
 
 def name_base(config: BayesLoraConfig, model: nn.Module) -> None:
-    """Let the settings be saved with the name by which a base model is known everywhere, if that is not where it lies here.
+    """Save the settings with the public name of the base model, if that differs from its local path.
 
-    PEFT looks for the files of the base model under the name it has in memory, so that is where they lie.
+    In memory the name stays the local path, under which PEFT looks for the files of the base model.
     """
     place = model.__dict__.get("name_or_path")
     name = getattr(getattr(model, "config", None), "_name_or_path", None)

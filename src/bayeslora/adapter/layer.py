@@ -1,4 +1,4 @@
-"""An adapted linear layer: ``base(x) + s · B (A x)``. It owns nothing random; the holder gives it its factors."""
+"""An adapted linear layer: ``base(x) + s · B (A x)``. It has no random state; the holder supplies its factors."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ class BayesLoraLinear(TunerModule):
         self._original: tuple[nn.Module, dict[str, Any]] | None = None
 
     def update_layer(self, adapter_name: str, r: int, scaling: float, dropout: float = 0.0) -> None:
-        """Take part in one more adapter."""
+        """Add this layer to an adapter."""
         self.r[adapter_name] = r
         self.scaling[adapter_name] = scaling
         self.dropout[adapter_name] = dropout
 
     def leave(self, adapter_name: str) -> None:
-        """Take part in an adapter no more."""
+        """Remove this layer from an adapter."""
         for settings in (self.r, self.scaling, self.dropout):
             settings.pop(adapter_name, None)
 
     def shape(self, adapter_name: str) -> LayerShape:
-        """What the posterior of an adapter must know of this layer."""
+        """Shape of this layer, for the posterior of an adapter."""
         return LayerShape(self.name, self.out_features, self.in_features, self.r[adapter_name])
 
     # Forward ------------------------------------------------------------------------------------------------------
@@ -77,12 +77,12 @@ class BayesLoraLinear(TunerModule):
         return result
 
     def _updated(self, name: str, x: Tensor, result: Tensor) -> Tensor:
-        """The result with the update of one adapter."""
+        """Add the update of one adapter to the result."""
         factors, inner = self.holder.factors(name, self.name), self.holder.inner(name, self.name)
         return add_update(x, result, factors, self.scaling[name], inner)
 
     def _mixed(self, x: Tensor, result: Tensor, adapter_names: list[str]) -> Tensor:
-        """Row ``k`` of the batch belongs to adapter ``adapter_names[k]``; ``__base__`` means none."""
+        """Update row ``k`` of the batch by adapter ``adapter_names[k]``; ``__base__`` means none."""
         result = result.clone()
         for name in set(adapter_names) & self.scaling.keys():
             rows = [k for k, wanted in enumerate(adapter_names) if wanted == name]
@@ -111,7 +111,7 @@ class BayesLoraLinear(TunerModule):
             self.merged_adapters = [*self.merged_adapters, name]
 
     def _safely_merged_weight(self, name: str) -> Tensor:
-        """The merged weight, unless there are numbers in it that are none."""
+        """The merged weight; raises if it is not finite."""
         broken = (
             f"NaNs detected in the merged weights. The adapter {name} seems to be broken, or the weight of {self.name}"
         )
@@ -138,7 +138,7 @@ class BayesLoraLinear(TunerModule):
             base.weight = nn.Parameter(weight, requires_grad=base.weight.requires_grad)
 
     def unmerge(self) -> None:
-        """Put the original weight back."""
+        """Restore the original weight."""
         if self._original is not None:
             self.base_layer, attributes = self._original
             for name, value in attributes.items():
@@ -153,9 +153,9 @@ class BayesLoraLinear(TunerModule):
 def add_update(x: Tensor, result: Tensor, factors: LayerFactors, scaling: float, inner: Inner | None = None) -> Tensor:
     """``result + s · B (A x)``; with ``n`` draws the rows of ``x`` are ``n`` equal blocks, block ``k`` for draw ``k``.
 
-    ``inner`` takes the place of ``A x`` where there is one.
+    ``inner``, if given, replaces ``A x``.
     """
-    A, B = (factor.to(x) for factor in factors)  # precision, and device if the model is spread over several
+    A, B = (factor.to(x) for factor in factors)  # precision, and device if the model is on several
     n = A.shape[0]
     if x.shape[0] % n:
         raise ValueError(
@@ -173,7 +173,7 @@ def add_update(x: Tensor, result: Tensor, factors: LayerFactors, scaling: float,
 
 
 def _remember(layer: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
-    """What merging replaces: the weight and, in 8-bit layers, the state that goes with it."""
+    """What merging replaces: the weight and, in 8-bit layers, its state."""
     attributes = {"weight": layer.weight}
     if hasattr(layer, "state"):
         attributes["state"] = copy.copy(layer.state)

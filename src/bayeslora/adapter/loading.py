@@ -1,4 +1,4 @@
-"""Adapters from directories that anybody may have written or damaged: loaded whole, or refused in one line."""
+"""Loads adapters from untrusted or damaged directories: completely, or refused with a one-line error."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from bayeslora.errors import InputError, first_line, out_of_memory
 
 
 def load_adapter(base: nn.Module, place: Path) -> PeftModel:
-    """The base model with the adapter that lies at ``place``, in evaluation mode.
+    """The base model with the adapter at ``place``, in evaluation mode.
 
-    PEFT goes on where tensors are missing, with random numbers in their place, and looks for pickled ones where there is no
-    file of safetensors. Here both are refused, and so are numbers that are none, and settings that do not fit the tensors.
+    PEFT replaces missing tensors by random numbers, and loads pickled ones where there is no safetensors file. Here both are
+    refused, and so are non-finite numbers, and settings that do not fit the tensors.
     """
     weights = place / SAFETENSORS_WEIGHTS_NAME
     if not weights.is_file():
@@ -41,7 +41,7 @@ def load_adapter(base: nn.Module, place: Path) -> PeftModel:
 
 @contextmanager
 def _one_line(place: Path) -> Iterator[None]:
-    """Whatever a broken directory leads to, as one line that names it."""
+    """Turn any error from a broken directory into one line that names it."""
     try:
         yield
     except InputError as error:

@@ -1,7 +1,7 @@
-"""From an ordinary LoRA adapter to a posterior, and from a posterior to ordinary LoRA adapters.
+"""Conversion of an ordinary LoRA adapter to a posterior, and of a posterior to ordinary LoRA adapters.
 
-Exported adapters need nothing of this package: the scaling is folded into ``B`` (serving engines know one
-``lora_alpha / r`` for all layers) and the rank is padded by zeros to a size that vLLM accepts.
+Exported adapters do not need this package: the scaling is folded into ``B`` (serving engines have one ``lora_alpha / r``
+for all layers) and the rank is padded with zeros to a size that vLLM accepts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bayeslora.errors import InputError
 from bayeslora.posterior import Factors, PointPosterior, Posterior
 
 SERVED_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks a vLLM server can be set to."""
+"""Ranks that a vLLM server can be configured with."""
 
 
 def adapted_layers(model: nn.Module, adapter: str) -> dict[str, BayesLoraLinear]:
@@ -38,7 +38,7 @@ def adapted_layers(model: nn.Module, adapter: str) -> dict[str, BayesLoraLinear]
 
 
 def start_from_lora(model: nn.Module, holder: PosteriorHolder, adapter: str, path: str) -> None:
-    """Move the mean of a posterior onto the LoRA adapter at ``path`` (a directory or a hub id)."""
+    """Set the mean of a posterior to the LoRA adapter at ``path`` (a directory or a hub id)."""
     holder.posterior(adapter).start_from(read_lora(model, holder, adapter, path))
 
 
@@ -88,7 +88,7 @@ def _check_same_layers(path: str, given: set[str], layers: dict[str, BayesLoraLi
 def _check_nothing_else(
     path: str, weights: dict[str, Tensor], model: nn.Module, layers: dict[str, BayesLoraLinear]
 ) -> None:
-    """Whatever else was trained would be lost. PEFT saves adapted heads with their frozen weights, which are no matter."""
+    """Refuse other trained weights, which would be lost; the frozen weights that PEFT saves with adapted heads are ignored."""
     factors = {f"base_model.model.{name}.lora_{factor}.weight" for name in layers for factor in "AB"}
     frozen = dict(model.named_parameters())
     for key in sorted(set(weights) - factors):
@@ -109,7 +109,7 @@ def _alpha(config: LoraConfig | BayesLoraConfig, layer: str) -> float:
 def _read_layer(
     path: str, config: LoraConfig, weights: dict[str, Tensor], layer: BayesLoraLinear, adapter: str
 ) -> tuple[Tensor, Tensor]:
-    """``A`` and ``B`` of one layer at our rank, with ``B`` taken from LoRA's scaling to ours."""
+    """``A`` and ``B`` of one layer at our rank, with ``B`` converted from LoRA's scaling to ours."""
     A = weights[f"base_model.model.{layer.name}.lora_A.weight"].float()
     B = weights[f"base_model.model.{layer.name}.lora_B.weight"].float()
     rank, ours = A.shape[0], layer.r[adapter]
@@ -124,7 +124,7 @@ def _read_layer(
 def _read_point(
     path: str, config: BayesLoraConfig, weights: dict[str, Tensor], layers: dict[str, BayesLoraLinear], adapter: str
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """``A`` and ``B`` of every layer of our own point estimate, with ``B`` taken from its scaling to ours."""
+    """``A`` and ``B`` of every layer of our own point estimate, with ``B`` converted from its scaling to ours."""
     point = PointPosterior([layers[name].shape(adapter) for name in config.layer_names or ()])
     try:
         point.load_state_dict({key.rpartition(".")[2]: value for key, value in weights.items()})
@@ -140,7 +140,7 @@ def _read_point(
 
 
 def _pad(A: Tensor, B: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Zero rows and columns that raise the rank of ``A [R, i]`` and ``B [o, R]`` without changing their product."""
+    """Pad ``A [R, i]`` and ``B [o, R]`` with zeros to a higher rank, which keeps their product."""
     return F.pad(A, (0, 0, 0, rank - A.shape[0])), F.pad(B, (0, rank - B.shape[1]))
 
 
@@ -163,7 +163,7 @@ def export_samples(
     if root.exists() and any(root.iterdir()):
         raise InputError(f"{root} is not empty; choose another directory for the exported adapters")
     layers = adapted_layers(model, adapter)
-    with torch.no_grad(), evaluating(posterior):  # draws are whole networks then, as in prediction
+    with torch.no_grad(), evaluating(posterior):  # so that draws are whole networks, as in prediction
         draws = posterior.draw(n, generator) if n > 0 else None
         mean = posterior.mean()
     if mean.inners or (draws is not None and draws.inners):
@@ -211,12 +211,12 @@ def _lora_tensors(
 
 
 def _served_rank(rank: int) -> int:
-    """The smallest rank a server accepts that is not below this one."""
+    """The smallest rank that a server accepts and that is not below this one."""
     return next((served for served in SERVED_RANKS if served >= rank), rank)
 
 
 def _target_modules(model: nn.Module, names: list[str]) -> list[str]:
-    """Last parts of the names where they mean exactly these layers, else the whole names."""
+    """Last parts of the names if they match exactly these layers, else the full names."""
     leaves = {name.rpartition(".")[2] for name in names}
     alike = {key for key, _ in model.named_modules() if key.rpartition(".")[2] in leaves}
     return sorted(leaves) if alike == set(names) else sorted(names)

@@ -1,4 +1,4 @@
-"""The tuner: wraps the target layers of a model, hangs the posterior into it, and offers its draws."""
+"""The tuner: wraps the target layers of a model, adds the posterior to it, and gives access to its draws."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from bayeslora.posterior.noise import Variates
 
 HEAD = "lm_head"
 DEFAULT_TARGETS = ("q_proj", "k_proj", HEAD)
-"""What the paper adapts."""
+"""Target modules of the paper."""
 
 LARGEST_WASTE = 1_000_000
-"""Numbers that the factors of a layer may have in vain, at a rank above the layer's own."""
+"""Maximum size of a layer's factors at a rank above the layer's own, where the excess is useless."""
 
 
 class BayesLoraModel(BaseTuner):
-    """A model whose linear layers have a distribution over LoRA factors. Made by ``peft.get_peft_model``."""
+    """A model whose linear layers have a distribution over LoRA factors. Created by ``peft.get_peft_model``."""
 
     prefix = "bayeslora_"
     tuner_layer_cls = (BayesLoraLinear, PosteriorHolder)
@@ -67,8 +67,8 @@ class BayesLoraModel(BaseTuner):
         """Draw ``n`` networks now and use them until the next :meth:`draw`, :meth:`deterministic` or :meth:`automatic`.
 
         The batch is then ``n`` blocks of equal size, and block ``k`` is computed with draw ``k``. With ``fan_out`` it is given
-        once, and the model makes it ``n`` blocks where the draws begin to differ: in the ``layers`` (``all``, ``last:K`` or a
-        fraction) that draws are used in; the posterior mean is used below. ``variates`` arranges the noise of the draws.
+        once, and the model repeats it where the draws begin to differ: in the ``layers`` (``all``, ``last:K`` or a fraction) that
+        use draws; those below use the posterior mean. ``variates`` arranges the noise of the draws.
         """
         self.holder.draw(n, generator, variates=variates, layers=layers, fan_out=fan_out)
 
@@ -82,7 +82,7 @@ class BayesLoraModel(BaseTuner):
         layers: str = "all",
         fan_out: bool = False,
     ) -> Iterator[None]:
-        """As :meth:`draw` inside the block, what was in use before after it."""
+        """Same as :meth:`draw` inside the block; restores the previous state after it."""
         with self.holder.restoring():
             self.holder.draw(n, generator, variates=variates, layers=layers, fan_out=fan_out)
             yield
@@ -94,11 +94,11 @@ class BayesLoraModel(BaseTuner):
         return restoring
 
     def automatic(self) -> None:
-        """The default: a fresh draw per forward pass in training, the posterior mean in evaluation."""
+        """Return to the default: a fresh draw per forward pass in training, the posterior mean in evaluation."""
         self.holder.automatic()
 
     def seed_draws(self, seed: int) -> None:
-        """Draw from a generator of its own instead of torch's global one, so that draws can be repeated."""
+        """Draw from a separate generator instead of torch's global one, so that draws are reproducible."""
         self.holder.seed(seed)
 
     def kl(self) -> KL:
@@ -108,16 +108,16 @@ class BayesLoraModel(BaseTuner):
     def elbo(
         self, loss: Tensor, *, examples: int, labels: Tensor | float | None = None, parts: int = 1, beta: float = 1.0
     ) -> Tensor:
-        """The objective of training: a mean loss and the KL, at the same draw and with the weight that makes it the bound.
+        """The training objective: a mean loss plus the KL at the same draw, with the weight that makes it the bound.
 
-        Call it right after the forward pass that gave the loss, and call ``backward`` on the result.
+        Call it right after the forward pass that computed the loss, and call ``backward`` on the result.
 
         Args:
-            loss: the batch's mean loss, as transformers' models return it. With several ``parts``, that of one of them divided by
-                their number.
+            loss: the batch's mean loss, as transformers' models return it. With several ``parts``, the loss of one of them
+                divided by their number.
             examples: number of training examples.
-            labels: the batch's labels, over which the loss is a mean, or how many there are in an example. Without them the loss
-                is a mean over examples.
+            labels: the batch's labels, over which the loss is a mean, or their number per example. Without them the loss is a
+                mean over examples.
             parts: micro-batches in an optimiser step; the KL counts once in all of them.
             beta: multiplier of the KL; 1 is the bound.
         """
@@ -127,22 +127,22 @@ class BayesLoraModel(BaseTuner):
         return elbo(self.holder, loss, beta / terms, parts=parts).total
 
     def aim(self, losses: Iterable[Callable[[], Tensor]]) -> None:
-        """Turn the posterior to where a loss falls fastest; call it once, before training.
+        """Align the posterior with the directions in which a loss falls fastest; call it once, before training.
 
         Args:
-            losses: functions that run the model on some training data and give the loss.
+            losses: functions that run the model on some training data and return the loss.
         """
         self.holder.aim(losses)
 
     def after_step(self, step: int, steps: int) -> None:
-        """Tell the posterior, in a training loop of your own, that ``step`` of ``steps`` is done, counted from 1.
+        """Notify the posterior, in your own training loop, that ``step`` of ``steps`` is done, counted from 1.
 
-        Snapshots, AdaLoRA's budget and SWAG's iterates need it, while the gradients are still there.
+        Snapshots, AdaLoRA's budget and SWAG's iterates need it, before the gradients are cleared.
         """
         self.holder.after_step(step, steps)
 
     def start_from_lora(self, path: str, adapter_name: str | None = None) -> None:
-        """Move the posterior's mean onto the ordinary LoRA adapter at ``path`` (a directory or a hub id).
+        """Set the posterior's mean to the ordinary LoRA adapter at ``path`` (a directory or a hub id).
 
         Exact for ``point`` and ``ensemble``, and for ``inducing`` with separate matrices at least as large as the rank.
         """
@@ -155,7 +155,7 @@ class BayesLoraModel(BaseTuner):
         generator: torch.Generator | None = None,
         adapter_name: str | None = None,
     ) -> list[Path]:
-        """Write the posterior mean and ``n`` draws as ordinary LoRA adapters that need nothing of this package.
+        """Write the posterior mean and ``n`` draws as ordinary LoRA adapters that do not need this package.
 
         Returns their directories under ``path``: ``mean``, ``sample-000``, ...
         """
@@ -176,7 +176,7 @@ class BayesLoraModel(BaseTuner):
 
     @property
     def name_or_path(self) -> str:
-        """What a model card calls the base model, if that has a name."""
+        """Name of the base model for model cards, if it has one."""
         for config in self.peft_config.values():
             if config.portable_base:
                 return config.portable_base
@@ -205,11 +205,11 @@ class BayesLoraModel(BaseTuner):
         low_cpu_mem_usage: bool = False,
         state_dict: dict[str, torch.Tensor] | None = None,
     ) -> None:
-        """Wrap the target layers, then build their posterior. If that fails, the model is left as it was.
+        """Wrap the target layers, then build their posterior. If that fails, the model is restored.
 
-        The holder joins the model only after the first injection: PEFT takes a model that has tuner layers already for
-        one whose base is frozen. Its state is one stack for all layers, so the keys of a ``state_dict`` cannot tell which
-        layers are meant; the configuration does.
+        The holder joins the model only after the first injection: PEFT assumes that the base of a model with tuner layers is
+        frozen already. Its state is one stack for all layers, so the keys of a ``state_dict`` do not determine the layers; the
+        configuration does.
         """
         config = self.peft_config[adapter_name]
         require_quick(config.expressions, [name for name, _ in model.named_modules()])
@@ -227,7 +227,7 @@ class BayesLoraModel(BaseTuner):
                     low_cpu_mem_usage=low_cpu_mem_usage,
                 )
             self._add_posterior(model, adapter_name, self._new_holder, low_cpu_mem_usage)
-        except BaseException:  # an interruption, too
+        except BaseException:  # including interruptions
             _take_out(model, adapter_name, before)
             raise
         finally:
@@ -274,18 +274,18 @@ class BayesLoraModel(BaseTuner):
         layer.update_layer(adapter_name, rank, peft_config.scaling(rank, alpha), peft_config.lora_dropout)
 
     def _check_new_adapter_config(self, config: BayesLoraConfig) -> None:
-        """Settings may have been changed since they were made."""
+        """Validate again: settings may have been changed after construction."""
         config.check()
         super()._check_new_adapter_config(config)
 
     def _replace_module(self, parent: nn.Module, child_name: str, new_module: nn.Module, child: nn.Module) -> None:
-        """Put a module in the place of another. It has its weights already: ours are those of the layer it wraps."""
+        """Replace a module by another, which has its weights already: ours are those of the layer it wraps."""
         setattr(parent, child_name, new_module)
 
     def _prepare_adapter_config(self, peft_config: BayesLoraConfig, model_config: dict[str, Any]) -> BayesLoraConfig:
-        """Query, key and head by default, as in the paper; for models that name them otherwise, LoRA's targets.
+        """Default to query, key and head, as in the paper; for models with other names, to LoRA's targets.
 
-        A head that is trained in full, or tied to an embedding of which tokens are trained, is left to PEFT.
+        A head that is trained in full, or tied to an embedding with trained tokens, is left to PEFT.
         """
         if peft_config.target_modules is None:
             leaves = {name.rpartition(".")[2] for name, _ in self.model.named_modules()}
@@ -297,7 +297,7 @@ class BayesLoraModel(BaseTuner):
         return super()._prepare_adapter_config(peft_config, model_config)
 
     def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
-        """Posteriors are float32; with ``autocast_adapter_dtype=False`` they are stored in the base model's precision."""
+        """Keep posteriors in float32; with ``autocast_adapter_dtype=False`` they get the base model's precision."""
         super()._cast_adapter_dtype(adapter_name, autocast_adapter_dtype)
         if not autocast_adapter_dtype:
             layer = next(m for m in self.model.modules() if isinstance(m, BayesLoraLinear))
@@ -309,7 +309,7 @@ class BayesLoraModel(BaseTuner):
 
     @contextmanager
     def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:
-        """Hand ``adapter_names=[...]``, one adapter per row of the batch, to the layers; posterior means only."""
+        """Pass ``adapter_names=[...]``, one adapter per row of the batch, to the layers; posterior means only."""
         names = kwargs.pop("adapter_names", None)
         if names is None:
             yield
@@ -344,7 +344,7 @@ class BayesLoraModel(BaseTuner):
 
 
 def _remove_holder(model: nn.Module) -> None:
-    """Take the holder and its hooks out of a base model."""
+    """Remove the holder and its hooks from a base model."""
     holder = getattr(model, ATTRIBUTE)
     delattr(model, ATTRIBUTE)
     for module in model.modules():
@@ -354,12 +354,12 @@ def _remove_holder(model: nn.Module) -> None:
 
 
 def _adapted(model: nn.Module) -> dict[str, BayesLoraLinear]:
-    """The layers that are wrapped, by their paths."""
+    """The wrapped layers, by their paths."""
     return {path: layer for path, layer in model.named_modules() if isinstance(layer, BayesLoraLinear)}
 
 
 def _take_out(model: nn.Module, adapter_name: str, but: Container[str]) -> None:
-    """Leave no trace of an adapter that could not be made, ``but`` where it was: layers that no other one adapts are bare."""
+    """Remove an adapter that could not be built, except from the layers in ``but``; unwrap layers without adapters."""
     for path, layer in _adapted(model).items():
         if path not in but:
             layer.leave(adapter_name)
@@ -378,7 +378,7 @@ def _pass_adapter_names(
 
 @contextmanager
 def _without_tokens(config: BayesLoraConfig) -> Iterator[None]:
-    """Inside the block an adapter that trains no tokens says so as PEFT's injection has it, by ``None``."""
+    """Inside the block, represent the absence of trained tokens by ``None``, as PEFT's injection expects."""
     config.trainable_token_indices = config.trainable_token_indices or None
     try:
         yield
@@ -387,12 +387,12 @@ def _without_tokens(config: BayesLoraConfig) -> Iterator[None]:
 
 
 def _own_seed(seed: int, number: int) -> int:
-    """The seed of one of several adapters on a model, counted from 0: the first has that of its settings."""
+    """The seed of one of several adapters on a model, counted from 0: the first has the seed of its settings."""
     return (seed + 0x9E3779B97F4A7C15 * number) % 2**63
 
 
 def _check_rank(layer: BayesLoraLinear, rank: int) -> None:
-    """Refuse ranks that a layer cannot make use of, where they cost something."""
+    """Refuse ranks that a layer cannot use, if they are expensive."""
     sizes = layer.out_features, layer.in_features
     if rank > min(sizes) and rank * sum(sizes) > LARGEST_WASTE:
         raise ValueError(
@@ -402,7 +402,7 @@ def _check_rank(layer: BayesLoraLinear, rank: int) -> None:
 
 
 def _build(model: nn.Module, adapter_name: str, config: BayesLoraConfig, seed: int) -> Posterior:
-    """The posterior over all layers of an adapter, in the order the configuration remembers."""
+    """Build the posterior over all layers of an adapter, in the order of the configuration."""
     layers = {
         module.name: module.shape(adapter_name)
         for module in model.modules()
@@ -423,7 +423,7 @@ def _build(model: nn.Module, adapter_name: str, config: BayesLoraConfig, seed: i
 
 
 def _points(model: nn.Module, names: list[str], stochastic_layers: str) -> set[str]:
-    """Those of the layers that lie below the ones with a distribution."""
+    """The layers below those with a distribution."""
     if stochastic_layers == "all":
         return set()
     stack = Stack.find(model, names)
@@ -447,7 +447,7 @@ def _move_at_random(posterior: Posterior, seed: int) -> None:
 
 
 def _fan_in_fan_out(target: nn.Module, config: BayesLoraConfig, name: str) -> bool:
-    """Whether the weight is stored transposed; refuses what is not linear."""
+    """Whether the weight is stored transposed; refuses modules that are not linear."""
     if isinstance(target, Conv1D):
         return True
     if isinstance(target, nn.Linear):

@@ -1,7 +1,7 @@
-"""Makes PEFT know our method by name.
+"""Registers our method with PEFT.
 
-PEFT finds methods in the enumeration ``PeftType`` and offers no way in for other packages, so the member is added by
-hand. The name decides the prefix of our parameters (``bayeslora_``) in PEFT and in transformers.
+PEFT looks up methods in the enumeration ``PeftType`` and has no extension point for other packages, so the member is added
+by hand. The name determines the prefix of our parameters (``bayeslora_``) in PEFT and in transformers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _get_scale(model: PeftModel) -> float:
 
 
 def _set_scale(model: PeftModel, value: float) -> None:
-    """A ``PeftModel`` hands *reading* an unknown attribute on to the tuner, but would keep one that is set to itself."""
+    """Set the scale on the tuner: a ``PeftModel`` forwards *reading* an unknown attribute, but would keep one that is set."""
     if not hasattr(type(model.base_model), "posterior_scale"):
         raise AttributeError("posterior_scale belongs to models with a bayeslora adapter")
     model.base_model.posterior_scale = value

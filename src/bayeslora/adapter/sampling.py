@@ -1,4 +1,4 @@
-"""Which networks a prediction is made with, and a model that uses them for as long as a block lasts."""
+"""Which networks a prediction uses, and a context manager that puts them into use."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bayeslora.posterior.noise import Variates
 
 @dataclass(frozen=True)
 class Sampling:
-    """Draws whose predictions are averaged. Equal ones are the same networks on every device, whenever they are drawn.
+    """Draws whose predictions are averaged. Equal instances give the same networks on every device, at any time.
 
     Attributes:
-        samples: how many draws; 0 uses the posterior mean.
+        samples: number of draws; 0 uses the posterior mean.
         seed: of their noise.
-        layers: those in which draws differ, ``all``, ``last:K`` or a fraction; the mean is used below.
+        layers: those in which draws differ, ``all``, ``last:K`` or a fraction; the layers below use the mean.
         variates: how noise is arranged over the draws.
     """
 
@@ -29,11 +29,11 @@ class Sampling:
     variates: Variates = "antithetic"
 
     def count(self, holder: Holder) -> int:
-        """Draws that are really made: 0 where all would be the same, and all of an ensemble's members."""
+        """Actual number of draws: 0 where all would be equal, and every member of an ensemble."""
         return holder.draw_count(self.samples) if self.samples > 0 else 0
 
     def put_into_use(self, holder: Holder, *, fan_out: bool = False) -> int:
-        """Use these draws, or the mean, until told otherwise; returns the number of networks, which is at least 1."""
+        """Use these draws, or the mean, until another call changes that; returns the number of networks, at least 1."""
         count = self.count(holder)
         if count == 0:
             holder.deterministic()
@@ -48,7 +48,7 @@ MEAN = Sampling(samples=0)
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside the block the model is in evaluation mode; after it, in the mode it was in."""
+    """Put the model into evaluation mode inside the block, and restore its mode after it."""
     training = model.training
     model.eval()
     try:
@@ -59,9 +59,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def sampled(model: nn.Module, sampling: Sampling, *, fan_out: bool = False) -> Iterator[int]:
-    """Inside the block the model is in evaluation mode and uses these draws; after it, all is as it was.
+    """Put the model into evaluation mode and use these draws inside the block; restores everything after it.
 
-    Yields the number of networks in use. With ``fan_out`` a batch is given once, and the model makes it as many blocks.
+    Yields the number of networks in use. With ``fan_out`` a batch is given once, and the model repeats it that often.
     """
     holder = find_any_holder(model)
     with evaluating(model), holder.restoring():

@@ -1,4 +1,4 @@
-"""Tensors of an adapter are finite floating-point numbers; what is not was damaged, or is something else."""
+"""Checks that the tensors of an adapter are finite floating-point numbers; others are damaged or not an adapter's."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from bayeslora.models.finite import first_not_finite
 
 
 def require_finite(tensors: Mapping[str, Tensor], where: object) -> None:
-    """Refuse tensors with NaN or infinity in them."""
+    """Refuse tensors that contain NaN or infinity."""
     found = first_not_finite(tensors.items())
     if found is not None:
         raise InputError(f"{where}: tensor {found!r} holds NaN or infinity; restore the adapter, or train it again")
 
 
 def require_floats(tensors: Mapping[str, Tensor], but: Mapping[str, Tensor] | None = None) -> None:
-    """Refuse integers, booleans and complex numbers, which torch would cast without a word, ``but`` where they belong."""
+    """Refuse integers, booleans and complex numbers, which torch would silently cast, except where ``but`` has them."""
     for name, tensor in tensors.items():
         own = None if but is None else but.get(name)
         if not tensor.is_floating_point() and (own is None or own.dtype != tensor.dtype):

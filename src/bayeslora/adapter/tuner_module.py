@@ -9,10 +9,10 @@ from torch import nn
 
 
 class TunerModule(nn.Module, BaseTunerLayer):
-    """A module and PEFT's mixin in one."""
+    """A torch module combined with PEFT's mixin."""
 
     merged_adapters: list[str]
 
-    if TYPE_CHECKING:  # what the mixin brings has no types
+    if TYPE_CHECKING:  # the mixin's attributes have no types
 
         def __getattr__(self, name: str) -> Any: ...

@@ -1,8 +1,8 @@
-"""Many optimisers change parameters without raising their version, by which autograd and our caches notice a change: fused ones,
-those of bitsandbytes, and all that write to ``parameter.data``.
+"""Increments the version counters of our parameters after every optimiser step.
 
-So it is raised after every step on parameters of ours, whoever takes it: our training, a trainer of transformers, or a loop of
-the user's. Other parameters are none of our business.
+Autograd and our caches notice changes by these counters. Many optimisers change parameters without incrementing them: fused
+ones, those of bitsandbytes, and all that write to ``parameter.data``. So a hook does it after every step of any optimiser,
+in our training, in a trainer of transformers or in a loop of the user's. Other parameters are not touched.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _watched: WeakSet[nn.Module] = WeakSet()
 
 
 def watch(module: nn.Module) -> None:
-    """Notice every step on the parameters of this module."""
+    """Track every step on the parameters of this module."""
     _watched.add(module)
 
 
 def raise_versions(parameters: Iterable[torch.Tensor]) -> None:
-    """Let everybody know that these have changed."""
+    """Increment the version counters of these parameters."""
     torch.autograd.graph.increment_version([p for p in parameters if not p.is_inference()])
 
 

@@ -14,6 +14,7 @@ from tyro.conf import Positional
 
 from bayeslora.progress import reporter
 from bayeslora.runs.config import check_samples
+from bayeslora.runs.result import RunResult
 
 if TYPE_CHECKING:
     from bayeslora.runs.trained import TrainedModel
@@ -110,12 +111,12 @@ def print_rows(rows: Sequence[Mapping[str, Any]], line: str, *, as_json: bool) -
         print(line.format(width=width, **row))
 
 
-def print_result(result: Mapping[str, Any]) -> None:
+def print_result(result: RunResult) -> None:
     """Print one line per metric with its 95 % interval if there is one, and the calibrated value if there is one."""
-    shown = [result] if (after := result.get("calibrated")) is None else [result, after]
-    if after is not None:
+    shown: list[Mapping[str, Any]] = [result] if result.calibrated is None else [result, result.calibrated]
+    if result.calibrated is not None:
         print(f"{'':17}  {'as trained':{_WIDTH}}  calibrated")
-    for name in result["metrics"]:
+    for name in result.metrics:
         cells = [_cell(part["metrics"][name], part["intervals"].get(name)) for part in shown]
         print(f"{name:17}  " + "  ".join(f"{cell:{_WIDTH}}" for cell in cells).rstrip())
 

@@ -62,7 +62,7 @@ class Train(DataOptions):
         if not Processes.join(self.device).main:
             return
         if self.json:
-            print(json.dumps(result))
+            print(json.dumps(result, default=dict))
         else:
             print_result(result)
             print(f"adapter, predictions and result: {self.out}")
@@ -101,7 +101,7 @@ class Evaluate(OfDraws, DataOptions):
         with self.loaded(raw=self.raw) as trained:
             result = evaluate(trained, self.task, self.split, self.data_dir, self.out, self.reference)
         if self.json:
-            print(json.dumps(result))
+            print(json.dumps(result, default=dict))
         else:
             print_result(result)
 
@@ -207,4 +207,4 @@ class Quickstart(OutputOptions):
 
         with reporter(quiet=self.quiet) as report:
             study = quickstart(self.out, device=self.device, seed=self.seed, force=self.force, report=report)
-        print(json.dumps(study.results) if self.json else study.text)
+        print(json.dumps(study.results, default=dict) if self.json else study.text)

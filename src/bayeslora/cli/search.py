@@ -49,7 +49,7 @@ class Tune(StudyOptions):
             )
         if self.json:
             record = json.loads((self.out / "tuned.json").read_text(encoding="utf-8"))
-            print(json.dumps({**record, "applied": tuned.applied}))
+            print(json.dumps({**record, "applied": tuned.applied}, default=dict))
         else:
             print(tuned.text)
             if tuned.applied is not None:

@@ -43,8 +43,8 @@ class Serve(OfDraws):
 
     def run(self) -> None:
         """Serve, with the url on stdout once the server is ready."""
-        if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None:
-            raise InputError("serving needs fastapi and uvicorn; run: pip install 'fastapi>=0.132' uvicorn")
+        if any(importlib.util.find_spec(name) is None for name in ("fastapi", "uvicorn", "prometheus_client")):
+            raise InputError("serving needs more packages; run: pip install 'bayeslora[serve]'")
         from bayeslora.server.hosts import Hosts, check_hosts, is_local
         from bayeslora.server.run import bind, read_token, serve, url_of
 

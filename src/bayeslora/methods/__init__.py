@@ -1,4 +1,4 @@
-"""The methods that are compared: for each which posterior it uses and how that is trained."""
+"""The methods under comparison: the posterior of each, and how it is trained."""
 
 from bayeslora.methods.base import Method, Preset
 from bayeslora.methods.registry import METHODS, find_method, find_preset

@@ -1,4 +1,4 @@
-"""What a method is: a posterior, and the settings with which it is trained, or how it is made from LoRAs that are."""
+"""Methods: a posterior with its training settings, or with a way to fit it to trained LoRAs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COMMON: Mapping[str, Any] = {
     "snapshots": 0,
     "members": 0,
 }
-"""Training settings of every method, unless its preset says otherwise."""
+"""Default training settings of every method; presets override them."""
 
 PAPER: Mapping[str, Any] = {
     "epochs": 10,
@@ -59,9 +59,9 @@ class Preset:
 
     Attributes:
         settings: of the posterior.
-        training: of the training, by the field's name in :class:`bayeslora.train.TrainingConfig`; what is missing is
-            taken from :data:`COMMON`.
-        posterior: where that is not the method's.
+        training: of the training, by field name of :class:`bayeslora.train.TrainingConfig`; missing ones are taken from
+            :data:`COMMON`.
+        posterior: if it is not the method's.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -71,18 +71,18 @@ class Preset:
 
 @dataclass(frozen=True)
 class Method:
-    """A way to be uncertain.
+    """A method of uncertainty estimation.
 
     Attributes:
         name: as given on the command line.
         description: in one line.
-        presets: ``default`` is what works, ``paper`` what was published. Where LoRAs come first, their training.
-        posterior: its distribution; nothing for PEFT's own adapters, which are known by the method's name.
-        fit_post_hoc: what turns trained LoRAs into this method; nothing if it is trained itself.
-        loras: how many LoRAs that takes, for given settings of the posterior.
+        presets: ``default`` is the recommended one, ``paper`` the published one. For post-hoc methods, they train the LoRAs.
+        posterior: its distribution; ``None`` for PEFT's own adapters, which are identified by the method's name.
+        fit_post_hoc: fits the method to trained LoRAs; ``None`` if it is trained itself.
+        loras: number of LoRAs that the fit needs, for given settings of the posterior.
         peft: for PEFT's own adapters, the first version of PEFT that has it.
-        needs_options: whether it can be made from questions with options only, and not from running text or solutions.
-        start_rank: rank that training starts with, relative to that which is asked for: some give a part of it up.
+        needs_options: whether it can be fitted only on questions with options, and not on running text or solutions.
+        start_rank: initial rank in training, relative to the requested one: some methods reduce it.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Method:
     start_rank: float = 1.0
 
     def foreign(self) -> type[ForeignHolder] | None:
-        """What draws from it, if it is an adapter of PEFT's own."""
+        """The holder class that draws from it, if it is one of PEFT's own adapters."""
         if self.peft is None:
             return None
         from bayeslora.adapter.foreign import FOREIGN
@@ -104,33 +104,33 @@ class Method:
         return FOREIGN[self.name]
 
     def distribution(self, posterior: str | None = None) -> type[Posterior] | type[ForeignHolder]:
-        """The class of its distribution, or of another of its posteriors by name: settings and kinds of parameters."""
+        """The class of its distribution, or of another of its posteriors by name, with settings and kinds of parameters."""
         from bayeslora.posterior.registry import POSTERIORS
 
         return self.foreign() or POSTERIORS[posterior or self.posterior_name]
 
     @property
     def posterior_name(self) -> str:
-        """By which saved runs know its distribution."""
+        """Name of its distribution in saved runs."""
         return self.name if self.posterior is None else self.posterior.name
 
     @property
     def posteriors(self) -> tuple[str, ...]:
-        """Names of the posteriors that it may have, its own first."""
+        """Names of the posteriors that it may use, its own first."""
         others = (preset.posterior.name for preset in self.presets.values() if preset.posterior is not None)
         return tuple(dict.fromkeys((self.posterior_name, *others)))
 
 
 @dataclass(frozen=True)
 class PostHocInputs:
-    """What there is to make a method from, whatever the task.
+    """Inputs for fitting a method post hoc, whatever the task.
 
     Attributes:
         posterior: of the method, fresh and in the model.
         loras: factors of trained LoRAs, one draw each.
         seed: of the run.
-        report: told how it goes.
-        fit_temperature: the temperature of least NLL on the validation split, with the model as it is.
+        report: receives progress reports.
+        fit_temperature: finds the temperature of least NLL on the validation split, with the current model.
     """
 
     posterior: Posterior
@@ -142,11 +142,11 @@ class PostHocInputs:
 
 @dataclass(frozen=True)
 class QuestionPostHocInputs(PostHocInputs):
-    """What there is besides where the task consists of questions with options.
+    """Additional inputs where the task consists of questions with options.
 
     Attributes:
-        predictor: predicts with the model as it is.
-        train: the questions that the LoRAs learned from.
+        predictor: predicts with the current model.
+        train: training questions of the LoRAs.
         validation: held-out questions.
     """
 
@@ -157,11 +157,11 @@ class QuestionPostHocInputs(PostHocInputs):
 
 @dataclass(frozen=True)
 class PostHocResult:
-    """What inputs found out.
+    """Result of a post-hoc fit.
 
     Attributes:
         found: figures for the result.
-        calibration: how predictions are to be changed from now on, if at all.
+        calibration: to be applied to all later predictions, if any.
     """
 
     found: Mapping[str, Any] = field(default_factory=dict)

@@ -4,7 +4,7 @@ from bayeslora.methods.base import PAPER, Method, Preset
 from bayeslora.posterior.contextual import ContextualPosterior
 
 SPLIT = {"optimiser": "split", "kl_scaling": "blob", "kl_beta": 1e-6 / 65, "kl_rate": 0.01}
-"""AdamW on the factors, SGD on the network; the KL's weight is a tuned constant and no bound."""
+"""AdamW on the factors, SGD on the network; the KL's weight is a tuned constant, so the objective is not a bound."""
 
 METHOD = Method(
     name="c-lora",

@@ -8,7 +8,7 @@ from bayeslora.posterior.ensemble import EnsembleConfig, EnsemblePosterior
 
 
 def fit(inputs: PostHocInputs) -> PostHocResult:
-    """Put the members side by side."""
+    """Copy the trained LoRAs into the ensemble's members."""
     posterior = inputs.posterior
     assert isinstance(posterior, EnsemblePosterior)
     for index, member in enumerate(inputs.loras):

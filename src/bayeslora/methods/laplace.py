@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from bayeslora.predict.scorer import DrawScores
 
 STEPS = tuple(10.0 ** (k / 2) for k in range(-6, 7))
-"""Prior precisions that validation tries, relative to the one that the evidence prefers."""
+"""Prior precisions tried on the validation questions, relative to the one with the greatest evidence."""
 
 
 def fit(inputs: PostHocInputs) -> PostHocResult:
-    """Curvature on the training questions, then the prior's precision by the evidence or on the validation questions."""
+    """Fit the curvature on the training questions, then the prior's precision by the evidence or on the validation questions."""
     from bayeslora.predict.linearised.curvature import fit_curvature
 
     posterior = inputs.posterior

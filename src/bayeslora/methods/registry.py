@@ -1,4 +1,4 @@
-"""The methods by name. A new one is a file and a line here."""
+"""The methods by name. To add one, add a file and a line here."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ ALL: dict[str, Method] = {
 
 
 def offered(peft: str) -> dict[str, Method]:
-    """The methods that can be used with a version of PEFT: all of ours, and those that it has."""
+    """The methods available with a version of PEFT: all of ours, and those of PEFT's own that it has."""
     installed = _release(peft)
     return {name: method for name, method in ALL.items() if method.peft is None or method.peft <= installed}
 
@@ -69,7 +69,7 @@ METHODS: dict[str, Method] = offered(version("peft"))
 
 
 def find_method(name: str) -> Method:
-    """A method by name."""
+    """Look up a method by name."""
     if name not in METHODS and name in ALL:
         since = ".".join(map(str, ALL[name].peft or ()))
         raise InputError(
@@ -81,7 +81,7 @@ def find_method(name: str) -> Method:
 
 
 def find_preset(method: Method, name: str) -> Preset:
-    """One of the method's presets by name."""
+    """Look up one of the method's presets by name."""
     if name not in method.presets:
         hint = did_you_mean(name, method.presets)
         raise InputError(f"method {method.name!r} has no preset {name!r}{hint}; choose {', '.join(method.presets)}")

@@ -1,4 +1,4 @@
-"""TFB: noise around a trained LoRA, as wide as its predictions bear (methods card 8)."""
+"""TFB: noise around a trained LoRA, as wide as its predictions tolerate (methods card 8)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bayeslora.methods.base import Method, PostHocInputs, PostHocResult, Questio
 from bayeslora.posterior.tfb import TfbConfig, TfbPosterior
 
 WIDENINGS = 12
-"""How often the interval is doubled or halved, at most, until its ends lie on both sides of the tolerance."""
+"""Maximum number of times the interval is doubled or halved until its ends bracket the tolerance."""
 
 
 def fit(inputs: PostHocInputs) -> PostHocResult:
-    """Find the largest width whose predictions on the anchors stay within the tolerance; labels are not looked at."""
+    """Find the largest width whose predictions on the anchors stay within the tolerance; labels are not used."""
     posterior = inputs.posterior
     assert isinstance(inputs, QuestionPostHocInputs)
     assert isinstance(posterior, TfbPosterior)
@@ -30,8 +30,8 @@ def fit(inputs: PostHocInputs) -> PostHocResult:
 def search_width(change: Callable[[float], float], config: TfbConfig) -> float:
     """The largest width found whose change is within the tolerance: the feasible end of the last bracket.
 
-    Returns 0 if even the smallest width that was tried changes too much. A tolerance that no width exceeds, because noise
-    alone changes no more, is refused: there is no largest width within it.
+    Returns 0 if even the smallest width tried changes too much. A tolerance that no width exceeds, because noise alone
+    changes no more, is refused: there is no largest width within it.
     """
 
     def fits(width: float) -> bool:
@@ -61,7 +61,7 @@ def search_width(change: Callable[[float], float], config: TfbConfig) -> float:
 
 
 def _change_on_anchors(inputs: QuestionPostHocInputs, posterior: TfbPosterior) -> Callable[[float], float]:
-    """How far predictions move on the anchors at a given width. All widths see the same noise."""
+    """Change of the predictions on the anchors as a function of the width. All widths use the same noise."""
     config = posterior.config
     rows = list(range(len(inputs.train)))
     random.Random(f"{inputs.seed} anchors").shuffle(rows)

@@ -1,4 +1,4 @@
-"""Zero-shot: the base model as it is, untrained, as a row to compare with."""
+"""Zero-shot: the untrained base model, as a baseline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bayeslora.posterior.point import PointPosterior
 
 
 def fit(inputs: PostHocInputs) -> PostHocResult:
-    """Nothing: the update of a fresh point is zero."""
+    """Fit nothing: the update of a fresh point is zero."""
     return PostHocResult()
 
 

@@ -1,4 +1,4 @@
-"""Distributions over the LoRA factors of all adapted layers at once. Needs nothing but torch."""
+"""Distributions over the LoRA factors of all adapted layers at once. Depends only on torch."""
 
 from bayeslora.posterior.adalora import AdaloraConfig, AdaloraPosterior
 from bayeslora.posterior.base import Factors, LayerFactors, Posterior

@@ -1,4 +1,4 @@
-"""AdaLoRA: a point estimate in the form of an SVD, whose rank is shared out among the layers in training (card 12)."""
+"""AdaLoRA: a point estimate in SVD form, whose rank is allocated among the layers during training (card 12)."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from bayeslora.posterior.layers import LayerGroup
 from bayeslora.posterior.noise import Noise
 
 START_SD = 0.02
-"""Standard deviation of the singular vectors' entries at the start."""
+"""Initial standard deviation of the singular vectors' entries."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdaloraConfig:
     """Settings of :class:`AdaloraPosterior`.
 
-    The schedule is given in shares of the run, since its length is not known here. The defaults are about those of the
+    The schedule is given in fractions of the run, whose length is not known here. The defaults are close to those of the
     published runs on RTE and MRPC, whose lengths are the closest to ours.
 
     Attributes:
-        target_share: share of the rank that is left in the end, on average over the layers; PEFT's 12 to 8 by default.
+        target_share: final fraction of the rank, averaged over the layers; PEFT's 12 to 8 by default.
         orthogonality: weight of the penalty that keeps singular vectors orthonormal.
-        start: share of the steps before the budget begins to fall.
-        end: share of the steps at which it has reached its target; from then on the same triplets are kept.
-        every: steps from one allocation to the next.
+        start: fraction of the steps before the budget starts to fall.
+        end: fraction of the steps at which the budget reaches its target; from then on the kept triplets are fixed.
+        every: steps between allocations.
         beta1: decay of the running mean of a parameter's sensitivity.
-        beta2: decay of the running mean of how uncertain that is.
+        beta2: decay of the running mean of its uncertainty.
     """
 
     target_share: float = 2 / 3
@@ -56,7 +56,7 @@ class AdaloraConfig:
                 raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
 
     def window(self, steps: int) -> tuple[int, int]:
-        """The last step with the full budget, and the step that brings the final one."""
+        """The last step with the full budget, and the step that reaches the final one."""
         finish = max(1, round(self.end * steps))
         return min(round(self.start * steps), finish - 1), finish
 
@@ -64,12 +64,12 @@ class AdaloraConfig:
 class AdaloraPosterior(Posterior):
     """``B diag(E) A`` with nearly orthonormal rows of ``A`` and columns of ``B``, and ``E`` zero where rank is saved.
 
-    All ``R`` triplets of a layer (an entry of ``E`` with its row and column) are trained. While the budget falls, those
-    that matter least in the whole network have their entry of ``E`` set to zero every few steps; it may grow back until
-    the budget is final. Pruned vectors stay in memory: rank is saved in the update and not in the file.
+    All ``R`` triplets of a layer (an entry of ``E`` with its row and column) are trained. While the budget falls, the least
+    important ones of the whole network have their entry of ``E`` set to zero every few steps; it may grow back until the
+    budget is final. Pruned vectors stay in memory: pruning saves rank in the update, not in the file.
 
-    The factors that are handed out have ``E`` in the rows of ``A``. What is remembered is of use to training only, so an
-    adapter that is saved and loaded has its pruned triplets at zero but may regain them when trained again.
+    The factors of a draw have ``E`` in the rows of ``A``. The importance statistics are not saved with the adapter: a loaded
+    adapter has its pruned triplets at zero, but may regain them when trained again.
     """
 
     name = "adalora"
@@ -101,8 +101,8 @@ class AdaloraPosterior(Posterior):
         return self._draw(1, self.noise())
 
     def _start_from(self, factors: Factors) -> None:
-        """Vectors of length one, and their lengths in ``E``. A vector of length zero stays as it is here: at zero, it and
-        its triplet could never be trained."""
+        """Normalise the vectors and put their lengths in ``E``. A vector of length zero is replaced by the current one: at
+        zero, it and its triplet could never be trained."""
         for group, A, B in zip(self.groups, factors.A, factors.B, strict=True):
             E = torch.ones_like(A[:, 0, :, 0])
             for name, given, along in (("A", A[:, 0], -1), ("B", B[:, 0], -2)):
@@ -114,7 +114,7 @@ class AdaloraPosterior(Posterior):
         self._forget()
 
     def penalty(self) -> Tensor | None:
-        """Mean of ``‖A Aᵀ − I‖`` and ``‖Bᵀ B − I‖`` (Frobenius) over all matrices, with its weight."""
+        """Mean of ``‖A Aᵀ − I‖`` and ``‖Bᵀ B − I‖`` (Frobenius) over all matrices, times its weight."""
         if self.config.orthogonality == 0:
             return None
         with self._full_precision():
@@ -125,13 +125,13 @@ class AdaloraPosterior(Posterior):
         """Singular vectors of a group as rows, right and left."""
         return self._tensor(f"A_{group.key}"), self._tensor(f"B_{group.key}").mT
 
-    # Sharing out the rank -------------------------------------------------------------------------------------------
+    # Rank allocation ------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _after_step(self, step: int, steps: int) -> None:
-        """Measure what every triplet is worth and, where that is due, zero those outside of the budget."""
+        """Update the importance of every triplet and, when due, zero those outside the budget."""
         if any(parameter.grad is None for parameter in self.parameters()):
-            return  # this adapter is not the one that is being trained
+            return  # this adapter is not being trained
         begin, finish = self.config.window(steps)
         due = step == finish or (begin < step < finish and step % self.config.every == 0)
         if step < finish:
@@ -143,10 +143,10 @@ class AdaloraPosterior(Posterior):
                 E = self.get_parameter(f"E_{group.key}")
                 E.masked_fill_(~self.get_buffer(f"kept_{group.key}").to(E.device), 0.0)
         if step == finish:
-            self._forget()  # a later run measures anew
+            self._forget()  # a later run starts with fresh statistics
 
     def budget(self, step: int, steps: int) -> int:
-        """How many triplets of all layers together are left after a step; from all of them it falls as a cubic."""
+        """Number of triplets kept in all layers together after a step; it falls as a cubic from all of them."""
         full = sum(len(group) * group.rank for group in self.groups)
         target = sum(len(group) * max(1, round(self.config.target_share * group.rank)) for group in self.groups)
         begin, finish = self.config.window(steps)
@@ -154,7 +154,7 @@ class AdaloraPosterior(Posterior):
         return int((full - target) * remaining**3 + target)
 
     def _measure(self) -> None:
-        """Running means of every parameter's sensitivity ``|θ ∂L/∂θ|`` and of how far that strays from its mean."""
+        """Update the running means of every parameter's sensitivity ``|θ ∂L/∂θ|`` and of its deviation from that mean."""
         for name, parameter in self.named_parameters():
             smooth, uncertain = (self.get_buffer(f"{what}_{name}") for what in ("sensitivity", "uncertainty"))
             assert parameter.grad is not None
@@ -163,7 +163,7 @@ class AdaloraPosterior(Posterior):
             uncertain.lerp_((sensitivity - smooth).abs(), 1.0 - self.config.beta2)
 
     def _allocate(self, budget: int) -> None:
-        """Keep the triplets of highest importance in all layers together. Nothing here waits for the device."""
+        """Keep the most important triplets of all layers together. Nothing here waits for the device."""
         scores = [self.importance(group).flatten() for group in self.groups]
         best = torch.cat(scores).topk(budget).indices
         kept = torch.zeros(sum(map(len, scores)), dtype=torch.bool, device=best.device).index_fill_(0, best, True)
@@ -171,7 +171,7 @@ class AdaloraPosterior(Posterior):
             self.get_buffer(f"kept_{group.key}").copy_(mask.view(len(group), group.rank))
 
     def importance(self, group: LayerGroup) -> Tensor:
-        """Of every triplet of a group, ``[L, R]``: that of its singular value and the means of those of its vectors."""
+        """Importance of every triplet, ``[L, R]``: that of its singular value plus the means of those of its vectors."""
 
         def score(factor: str) -> Tensor:
             smooth, uncertain = (
@@ -188,6 +188,6 @@ class AdaloraPosterior(Posterior):
 
 
 def _distance(rows: Tensor) -> Tensor:
-    """How far rows ``[L, R, width]`` are from orthonormal ones, ``[L]``."""
+    """Distance of rows ``[L, R, width]`` from orthonormal ones, ``[L]``."""
     gram = rows @ rows.mT
     return (gram - torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)).flatten(1).norm(dim=1)

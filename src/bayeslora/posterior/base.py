@@ -1,4 +1,4 @@
-"""What every posterior over LoRA factors offers: draw, mean, KL and scale, for all layers at once."""
+"""Base class of all posteriors over LoRA factors: draw, mean, KL and scale, for all layers at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bayeslora.posterior.noise import Noise, Variates
 from bayeslora.posterior.snapshots import Snapshots, balanced_choice, side_by_side, take_turns
 
 POINT_KINDS: Mapping[str, str] = {"point_A_": "weights_a", "point_B_": "weights_b"}
-"""What the parameters of layers with a point estimate are to an optimiser."""
+"""Kind of the parameters of layers with a point estimate, for the optimiser."""
 
 NOTHING_KEPT = Snapshots()
 
@@ -42,10 +42,10 @@ class Factors:
     group as ``[L, n, R, i]`` and ``[L, n, o, R]``. Block ``k`` of a batch uses draw ``k``, the same
     index in every layer, so one draw is one coherent network.
 
-    Groups in which all draws are the same may hold one of them only.
+    Groups in which all draws are equal may hold only one of them.
 
-    ``latents`` is what the posterior needs to evaluate its KL at this very draw, or that KL. ``inners`` is, for each of the
-    first groups, what is computed before ``B`` where that is more than ``A x``.
+    ``latents`` holds what the posterior needs to evaluate its KL at this draw, or that KL. ``inners`` holds, for each of the
+    first groups, the computation before ``B`` where it is more than ``A x``.
     """
 
     groups: tuple[LayerGroup, ...]
@@ -68,16 +68,16 @@ class Factors:
         return LayerFactors(self.A[group][row], self.B[group][row])
 
     def by_layer(self, dtype: torch.dtype | None = None) -> dict[str, LayerFactors]:
-        """The factors of every layer by name, in another precision if wanted.
+        """The factors of every layer by name, optionally in another precision.
 
-        The same as indexing, but in a few operators for all layers. In the backward pass indexing would write a gradient
-        of the size of the whole stack for each layer.
+        Same as indexing, but with a few operators for all layers. In the backward pass, indexing would write a gradient as
+        large as the whole stack for each layer.
         """
         A, B = ([stack.to(dtype or stack.dtype).unbind(0) for stack in side] for side in (self.A, self.B))
         return {name: LayerFactors(A[group][row], B[group][row]) for name, (group, row) in self._positions.items()}
 
     def inner_by_layer(self, dtype: torch.dtype | None = None) -> dict[str, Inner]:
-        """What layers compute before ``B`` where that is more than ``A x``, by their names; as :meth:`by_layer`."""
+        """The computations before ``B`` that are more than ``A x``, by layer name; see :meth:`by_layer`."""
         return {
             name: own
             for group, inner in zip(self.groups, self.inners, strict=False)
@@ -91,12 +91,12 @@ class Factors:
         return len(self._positions)
 
     def product(self, name: str) -> Tensor:
-        """``B A`` of one layer, ``[n, o, i]``; the LoRA scale ``alpha / R`` is the adapter's affair."""
+        """``B A`` of one layer, ``[n, o, i]``; the adapter applies the LoRA scale ``alpha / R``."""
         A, B = self[name]
         return B @ A
 
     def pick(self, first: int, count: int = 1) -> Factors:
-        """Some of the draws, one by default, without what the KL needs."""
+        """A slice of the draws, one by default, without the latents of the KL."""
 
         def cut(stack: Tensor) -> Tensor:
             return stack[:, first : first + count] if stack.shape[1] > 1 else stack
@@ -105,7 +105,7 @@ class Factors:
         return replace(self, A=A, B=B, latents=None, inners=tuple(inner.map(cut) for inner in self.inners))
 
     def detach(self) -> Factors:
-        """The same draws cut from the graph, without what the KL needs."""
+        """The same draws, detached from the graph, without the latents of the KL."""
         return replace(
             self,
             A=tuple(a.detach() for a in self.A),
@@ -130,45 +130,45 @@ class Posterior(nn.Module, ABC):
         layers: the adapted layers.
         config: settings, an instance of ``config_class``; its defaults if not given.
         seed: seed of the initial values; the global random state is not touched.
-        points: names of layers that have a point estimate instead, as LoRA has; subclasses never see them.
-        snapshots: how much of its training is remembered: in evaluation, draws come from the last snapshots in turn.
+        points: names of layers with a point estimate instead, as in LoRA; subclasses never see them.
+        snapshots: which snapshots training keeps: in evaluation, draws come from these in turn.
     """
 
     name: ClassVar[str]
-    """By which adapters and command lines know it."""
+    """Name in adapter configurations and on the command line."""
 
     config_class: ClassVar[type]
     """Dataclass of the settings, validated at construction."""
 
     spread: ClassVar[Spread] = "width"
-    """What makes draws differ. ``nothing``: all are the same. ``members``: they are points of a set, or masked. ``width``:
-    Gaussian noise, which the posterior's scale multiplies."""
+    """Source of variation between draws. ``nothing``: all are equal. ``members``: points of a set, or masks. ``width``:
+    Gaussian noise, multiplied by the posterior's scale."""
 
     partial: ClassVar[bool] = False
-    """Whether some layers may have a point estimate instead: for posteriors that are trained themselves."""
+    """Whether some layers may have a point estimate instead: only for posteriors that are trained themselves."""
 
     capturable: ClassVar[bool] = False
-    """Whether draw and KL are the same operators every time, with nothing random but Gaussian noise: a CUDA graph will do."""
+    """Whether draw and KL always run the same operators, with only Gaussian noise, so that a CUDA graph can capture them."""
 
     amortised: ClassVar[bool] = False
-    """Whether the KL grows with the inputs that were seen, and so adds up over the parts of a batch."""
+    """Whether the KL is a sum over the inputs seen, and so adds up over the parts of a batch."""
 
     hints: ClassVar[TrainingHints] = TrainingHints()
     """How an optimiser treats its parameters."""
 
     @property
     def stochastic(self) -> bool:
-        """Whether draws differ at all; those of a mixture over snapshots always do."""
+        """Whether draws differ; those of a mixture over snapshots always do."""
         return self.spread != "nothing" or self.snapshots.kept > 0
 
     @property
     def linearised(self) -> bool:
-        """Whether questions are answered by the model linearised in its weights, and not by networks that are drawn."""
+        """Whether predictions use the model linearised in its weights instead of sampled networks."""
         return False
 
     @property
     def aims(self) -> bool:
-        """Whether :meth:`aim` does something: for posteriors that begin with few directions to move in."""
+        """Whether :meth:`aim` has an effect: for posteriors that start with few directions to move in."""
         return type(self)._aim is not Posterior._aim
 
     def __init__(
@@ -197,7 +197,7 @@ class Posterior(nn.Module, ABC):
             self._remember_snapshots()
 
     def _remember_snapshots(self) -> None:
-        """Room for the members of a mixture: whatever an adapter consists of, ``[L, K, ...]``."""
+        """Register buffers for the members of the mixture: every tensor of the adapter, ``[L, K, ...]``."""
         self._kept_names = [name for name, tensor in self.state_dict().items() if tensor.ndim]
         for name in self._kept_names:
             layers, *rest = getattr(self, name).shape
@@ -206,7 +206,7 @@ class Posterior(nn.Module, ABC):
 
     @property
     def held(self) -> int:
-        """How many snapshots there are to draw from; with none, draws come from the parameters."""
+        """Number of snapshots to draw from; with none, draws come from the parameters."""
         return min(int(self.get_buffer("taken")), self.snapshots.kept) if self.snapshots.kept else 0
 
     @property
@@ -229,7 +229,7 @@ class Posterior(nn.Module, ABC):
         """Draw ``n`` coherent sets of factors; a ``generator`` makes them reproducible.
 
         Args:
-            n: how many draws, at least 1.
+            n: number of draws, at least 1.
             generator: source of all noise. It may live on another device than the parameters (a CPU
                 generator gives the same draws on every device).
             variates: how Gaussian noise is arranged over the draws.
@@ -250,9 +250,9 @@ class Posterior(nn.Module, ABC):
         return Noise(generator, reference.device, dtype, variates)
 
     def mean(self) -> Factors:
-        """Factors, as one draw, whose product is the mean of ``B A``: deterministic mode and merging.
+        """Factors, as one draw, whose product is the mean of ``B A``; for deterministic mode and merging.
 
-        The rank of these factors may exceed the layer's rank where the mean of the product asks for it.
+        The rank of these factors may exceed the layer's rank where the mean of the product requires it.
         """
         with self._full_precision():
             if not self.held:
@@ -262,7 +262,7 @@ class Posterior(nn.Module, ABC):
         return replace(means, A=A, B=B)
 
     def _draw_members(self, n: int, source: Noise) -> Factors:
-        """Draws of the parameters in training, of the snapshots in turn in evaluation, where there are any."""
+        """Draw from the parameters in training, and from the snapshots in turn in evaluation, if there are any."""
         if self.training or not self.held:
             return self._with_points(self._draw(n, source))
         order = balanced_choice(min(n, self.held), self.held, source.generator, torch.device("cpu")).tolist()
@@ -273,7 +273,7 @@ class Posterior(nn.Module, ABC):
         return take_turns([draws(place, member) for place, member in enumerate(order)])
 
     def _of_member(self, member: int, make: Callable[[], Factors]) -> Factors:
-        """What a snapshot makes."""
+        """Call ``make`` with the tensors of a snapshot in use."""
         self._member = member
         try:
             return self._with_points(make())
@@ -281,7 +281,7 @@ class Posterior(nn.Module, ABC):
             self._member = None
 
     def _with_points(self, factors: Factors) -> Factors:
-        """The same with the layers that have a point estimate."""
+        """Add the layers that have a point estimate."""
         A, B = (
             tuple(self._tensor(f"point_{factor}_{group.key}").unsqueeze(1) for group in self.point_groups)
             for factor in ("A", "B")
@@ -300,7 +300,7 @@ class Posterior(nn.Module, ABC):
 
     @torch.no_grad()
     def start_from(self, factors: Factors) -> None:
-        """Move the mean onto existing LoRA factors (one draw); raise ``ValueError`` where that is impossible."""
+        """Set the mean to existing LoRA factors (one draw); raise ``ValueError`` where that is impossible."""
         if factors.groups != self.all_groups:
             raise ValueError("the factors to start from must cover the same layers, at the same rank")
         count = len(self.groups)
@@ -314,21 +314,21 @@ class Posterior(nn.Module, ABC):
 
     @torch.no_grad()
     def aim(self, slope: Factors) -> None:
-        """Turn, before training, to where the loss falls fastest: ``slope`` is its gradient by the factors of the mean.
+        """Choose, before training, the directions in which the loss falls fastest, from its gradient ``slope`` at the mean.
 
-        Only the choice of directions changes; the mean stays what it is. Nothing for most posteriors, which can move in
-        every direction from the start.
+        Only the choice of directions changes, not the mean. No effect for most posteriors, which can move in every direction
+        from the start.
         """
         count = len(self.groups)
         with self._full_precision():
             self._aim(replace(slope, groups=self.groups, A=slope.A[:count], B=slope.B[:count]))
 
     def draw_count(self, samples: int) -> int:
-        """How many draws a prediction takes whose budget is ``samples``, at least 1: fewer where more would be the same."""
+        """Number of draws for a prediction with a budget of ``samples``, at least 1: fewer where more would be redundant."""
         return max(1, self.held) if self.spread == "nothing" else samples
 
     def penalty(self) -> Tensor | None:
-        """What training adds to the loss besides the KL, with its weight in it; nothing for most posteriors."""
+        """Term that training adds to the loss besides the KL, weight included; ``None`` for most posteriors."""
         return None
 
     def after_step(self, step: int, steps: int) -> None:
@@ -345,7 +345,7 @@ class Posterior(nn.Module, ABC):
         taken += 1
 
     def kind(self, name: str) -> str:
-        """What a parameter is to an optimiser, by its name; ``scale`` is a logit whose gradient the KL dominates."""
+        """Kind of a parameter for the optimiser, by name; ``scale`` is a logit whose gradient the KL dominates."""
         kinds = {**POINT_KINDS, **self.hints.kinds}
         return next((kind for prefix, kind in kinds.items() if name.startswith(prefix)), "weights")
 
@@ -367,25 +367,25 @@ class Posterior(nn.Module, ABC):
     def _start_from(self, factors: Factors) -> None: ...
 
     def _after_step(self, step: int, steps: int) -> None:
-        """See :meth:`after_step`. What is remembered from step to step must be buffers: they are saved with checkpoints."""
+        """Override to react to an optimiser step. State must be kept in buffers: they are saved with checkpoints."""
 
     def _aim(self, slope: Factors) -> None:
-        """Override to turn to where the loss falls fastest, as :meth:`aim` says."""
+        """Override to choose directions; see :meth:`aim`."""
 
     def _kl(self, factors: Factors | None, source: Noise) -> KL:
-        """Nothing unless the posterior has a prior: points and sets of points are not penalised."""
+        """No terms unless the posterior has a prior: points and sets of points are not penalised."""
         return KL()
 
     def _add(self, name: str, value: Tensor) -> None:
         self.register_parameter(name, nn.Parameter(value))
 
     def _remember(self, name: str, value: Tensor, *, saved: bool = True) -> None:
-        """Register a tensor that is not trained: part of the adapter, or else of a run's checkpoints only."""
+        """Register a buffer, which is saved with the adapter or, if not ``saved``, with a run's checkpoints only."""
         self.register_buffer(name, value, persistent=saved)
 
     @property
     def _reference(self) -> nn.Parameter:
-        """Any parameter: tells device and dtype."""
+        """Any parameter, for device and dtype."""
         return next(self.parameters())
 
     def _full_precision(self) -> torch.autocast:
@@ -394,7 +394,7 @@ class Posterior(nn.Module, ABC):
     def _tensor(self, name: str) -> Tensor:
         """A parameter or buffer by name, in at least float32 (trainers may have cast it to half precision).
 
-        While a snapshot is in use, what it was then.
+        While a snapshot is in use, its value in that snapshot.
         """
         tensor: Tensor = getattr(self, name)
         if self._member is not None and name in self._kept_names:

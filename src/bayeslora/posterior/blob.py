@@ -25,8 +25,8 @@ class BlobConfig:
 
     Attributes:
         prior_sd: standard deviation ``σ_p`` of the entries of ``A`` under the prior.
-        init_root: upper end ``ε`` of the roots ``G`` at the start, which lie in ``[ε/√2, ε]``.
-        flipout: what has random signs of its own in training; ``off`` gives all rows of a step the same weights.
+        init_root: upper end ``ε`` of the initial roots ``G``, which lie in ``[ε/√2, ε]``.
+        flipout: unit with its own random signs in training; ``off`` gives all rows of a step the same weights.
     """
 
     prior_sd: float = 0.2

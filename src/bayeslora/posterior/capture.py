@@ -1,11 +1,11 @@
-"""Draws in training as CUDA graphs.
+"""CUDA graphs of draws in training.
 
-A draw with its KL and their backward pass are hundreds of small operators, whatever the number of layers. Issued one by one
-they keep a GPU waiting for the host. Captured once, they are two launches, and fresh noise is all that a step has to make.
+A draw with its KL and their backward pass takes hundreds of small operators, whatever the number of layers. Launched one by
+one, they keep the GPU waiting for the host. Captured as graphs they are two launches, and a step only adds fresh noise.
 
-What a captured draw gives lies in the same memory every time. So the next draw is captured only if the last one has been
-used up: its gradient was taken, or nobody can ask for it any more. Otherwise, and wherever else a graph does not fit, draws are
-made operator by operator: the numbers are the same.
+A graph writes its draws to the same memory every time. So it is replayed only when the last draw is no longer needed: its
+gradient was taken, or nothing references it. Otherwise, and wherever else a graph does not fit, draws run operator by
+operator, with the same numbers.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from bayeslora.posterior.kl import KL
 from bayeslora.posterior.noise import KeptNoise, Variates
 
 EAGER = 3
-"""Draws before a graph is captured: a few steps are not worth it."""
+"""Draws before a graph is captured: it does not pay off for a few steps."""
 
 
 class Capture:
-    """Draws from one posterior, with a graph where that is possible."""
+    """Draws from one posterior, with a CUDA graph where possible."""
 
     def __init__(self, posterior: Posterior) -> None:
         self.posterior = posterior
@@ -37,7 +37,7 @@ class Capture:
         self._graph: Graph | None = None
 
     def draw(self, n: int, generator: torch.Generator | None, variates: Variates) -> Factors:
-        """As :meth:`Posterior.draw`; the KL at this draw comes with it where a graph was used."""
+        """Same as :meth:`Posterior.draw`; where a graph was used, the draw includes its KL."""
         posterior = self.posterior
         if not _eligible(posterior):
             return posterior.draw(n, generator, variates)
@@ -59,17 +59,17 @@ def _eligible(posterior: Posterior) -> bool:
         and posterior.training
         and torch.is_grad_enabled()
         and any(p.requires_grad for p in parameters)
-        and all(p.is_cuda and type(p.data) is Tensor for p in parameters)  # not those that are spread over processes
+        and all(p.is_cuda and type(p.data) is Tensor for p in parameters)  # not sharded over processes
         and not torch.cuda.is_current_stream_capturing()
     )
 
 
 @contextmanager
 def _aliases(posterior: Posterior) -> Iterator[None]:
-    """Inside the block the parameters are other leaves in the same memory.
+    """Replace the parameters, inside the block, by other leaves in the same memory.
 
-    Autograd ties a leaf to the stream where it was first used, and a graph that is captured on another one may not wait for
-    that. Earlier draws, still alive, have used the parameters themselves.
+    Autograd ties a leaf to the stream of its first use, and a graph captured on another stream may not wait for that one.
+    Earlier draws that are still alive have used the parameters themselves.
     """
     kept = [(module, dict(module._parameters)) for module in posterior.modules()]
     for module, parameters in kept:
@@ -84,7 +84,7 @@ def _aliases(posterior: Posterior) -> Iterator[None]:
 
 
 class _Token:
-    """Lives as long as somebody may ask for the gradient of a draw."""
+    """Alive as long as the gradient of a draw may be requested."""
 
 
 class Graph:
@@ -102,7 +102,7 @@ class Graph:
             self._capture(posterior, n, torch.cuda.Stream(device))
 
     def _capture(self, posterior: Posterior, n: int, stream: torch.cuda.Stream) -> None:
-        """On a stream of the posterior's device: the one that torch takes by itself may be another's."""
+        """Capture on a stream of the posterior's device; torch's default stream may be on another device."""
         self._warm_up(posterior, n)
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.forward, stream=stream):
@@ -113,7 +113,7 @@ class Graph:
         self._factors = factors.detach()
 
     def _warm_up(self, posterior: Posterior, n: int) -> None:
-        """Let libraries set themselves up, which cannot be captured."""
+        """Let libraries initialise, which cannot be captured."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -130,13 +130,13 @@ class Graph:
 
     def _gradients(self, outputs: Sequence[Tensor], by_outputs: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         pairs = [(output, given) for output, given in zip(outputs, by_outputs, strict=True) if output.requires_grad]
-        # the graph is retained, or its memory would be used again, and gradients could be taken only once
+        # retain the graph: otherwise its memory would be reused, and gradients could be taken only once
         wanted, given = zip(*pairs, strict=True)
         return torch.autograd.grad(wanted, self._leaves, given, retain_graph=True, allow_unused=True)
 
     @property
     def in_use(self) -> bool:
-        """Whether somebody may still want the gradient of the last draw."""
+        """Whether the gradient of the last draw may still be requested."""
         return not self._used_up and self._last is not None and self._last() is not None
 
     def draw(self, generator: torch.Generator | None) -> Factors:
@@ -148,18 +148,18 @@ class Graph:
         return replace(self._factors, A=outputs[:half], B=outputs[half:both], latents=kl)
 
     def begin(self) -> tuple[_Token, int]:
-        """A new draw takes the place of the last one."""
+        """Start a new draw, which replaces the last one."""
         token = _Token()
         self.number, self._used_up, self._last = self.number + 1, False, weakref.ref(token)
         return token, self.number
 
     def use_up(self) -> None:
-        """The gradient of the last draw has been taken."""
+        """Mark the gradient of the last draw as taken."""
         self._used_up = True
 
 
 class _Replay(torch.autograd.Function):
-    """Runs the graphs."""
+    """Replays the graphs."""
 
     @staticmethod
     def forward(ctx: Any, graph: Graph, *parameters: Tensor) -> tuple[Tensor, ...]:

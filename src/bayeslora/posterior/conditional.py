@@ -32,8 +32,8 @@ def conditional_mean(row: Projection, col: Projection, core: Tensor) -> Tensor:
 def conditional_sample(row: Projection, col: Projection, core: Tensor, noise_scale: Tensor, noise: Noise) -> Tensor:
     """A draw of ``X ~ N(P_rᵀ V P_c, λ² Σ_X)``, with ``λ = noise_scale [L, 1, 1, 1]``.
 
-    Matheron's rule: take prior samples of ``X`` (``E₁``) and of what its inducing matrix would be, and subtract the
-    conditional mean of the second from the first,
+    Matheron's rule: take prior samples of ``X`` (``E₁``) and of its inducing matrix, and subtract the conditional mean of
+    the second from the first,
 
         noise = E₁ − P_rᵀ (P_r E₁ P_cᵀ + ξ) P_c,      ξ = C_r E₂ + P_r E₃ C_cᵀ.
 

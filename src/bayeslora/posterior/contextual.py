@@ -40,10 +40,10 @@ class ContextualConfig:
 
 
 class KLRecord:
-    """What the networks of the layers gave in training, call by call, for the KL of the cores drawn from it.
+    """Records the outputs of the layers' networks in training, call by call, for the KL of the cores drawn from them.
 
-    Calls add up until they are read, and the first one after that begins anew: a draw that serves several passes gives each
-    of them its own KL. Calls in a backward pass repeat earlier ones, for gradient checkpointing, and do not count.
+    Calls accumulate until they are read, and the first call after a read starts afresh: a draw used for several passes gives
+    each of them its own KL. Calls in a backward pass repeat earlier ones (gradient checkpointing) and do not count.
     """
 
     def __init__(self, prior_sd: float, scale: float) -> None:
@@ -53,7 +53,7 @@ class KLRecord:
 
     @torch.compiler.disable
     def add(self, outputs: Tensor) -> None:
-        """Note a call: what a network gave for all tokens, ``[n, m, 2 R²]``."""
+        """Record one call: the outputs of a network for all tokens, ``[n, m, 2 R²]``."""
         if torch._C._current_graph_task_id() != -1:  # inside a backward pass
             return
         if self._was_read:
@@ -62,11 +62,11 @@ class KLRecord:
 
     @property
     def outputs(self) -> Sequence[Tensor]:
-        """Those of the calls so far."""
+        """The outputs recorded so far."""
         return self._outputs
 
     def read(self, device: torch.device) -> Tensor:
-        """The KL of the calls so far: summed over tokens and entries, averaged over the draws; all layers at once."""
+        """KL of the calls so far: summed over tokens and entries, averaged over the draws; all layers at once."""
         self._was_read = True
         alike: dict[tuple[Any, ...], list[Tensor]] = {}
         for outputs in self._outputs:
@@ -85,10 +85,10 @@ class Core(Inner):
 
     Attributes:
         tensors: weights and biases of the network, then ``ε [n, R, R]``. Without ``ε`` the core is ``μ(h)``, and the network
-            needs no outputs but those.
+            needs only those outputs.
         scale: multiplier of ``σ``.
         flip: whether every token has random signs on both sides of its noise, as in flipout.
-        record: told of every call, if there is one.
+        record: records every call, if given.
     """
 
     scale: float = 1.0
@@ -96,10 +96,10 @@ class Core(Inner):
     record: KLRecord | None = None
 
     def __call__(self, x: Tensor, A: Tensor) -> Tensor:
-        """See :class:`Inner`. Signs come from torch's global generator, which checkpointing restores."""
+        """Apply the core to ``A x``. Signs come from torch's global generator, which checkpointing restores."""
         weight1, bias1, weight2, bias2, *noise = self.tensors
         rank = A.shape[1]
-        h = x.flatten(1, 2) @ A.mT  # rows and positions as one: the network treats tokens alike
+        h = x.flatten(1, 2) @ A.mT  # rows and positions merged: the network treats all tokens alike
         hidden = torch.baddbmm(bias1.unsqueeze(1), h, weight1.mT).relu()
         outputs = torch.baddbmm(bias2.unsqueeze(1), hidden, weight2.mT)
         mean, *roots = outputs.unflatten(-1, (-1, rank, rank)).unbind(2)
@@ -118,8 +118,8 @@ class ContextualPosterior(Posterior):
     """The update ``B E(x) A x`` with a Gaussian core ``E(x) [R, R]`` of every token; ``A`` and ``B`` are points.
 
     In training every token flips the signs of its noise. In evaluation a draw is one ``ε`` for all tokens, so it is a
-    function of the input that does not depend on what else is in the batch. Neither draws nor the mean are matrices:
-    they can be neither merged nor exported.
+    function of the input that does not depend on the rest of the batch. Neither draws nor the mean are matrices: they can
+    be neither merged nor exported.
 
     The KL is that of the cores of the last forward pass in training, padding included, so it grows with the batch and its
     length. It needs the graph of that pass, which re-entrant gradient checkpointing does not keep. Before the first pass,
@@ -141,7 +141,7 @@ class ContextualPosterior(Posterior):
             shapes = ((hidden, group.rank), (hidden,), (outputs, hidden), (outputs,))
             for name, shape, inputs in zip(NETWORK, shapes, (group.rank, group.rank, hidden, hidden), strict=True):
                 uniform = 2.0 * torch.rand((len(group), *shape), generator=generator) - 1.0
-                self._add(f"network_{name}_{group.key}", uniform / inputs**0.5)  # as torch starts linear layers
+                self._add(f"network_{name}_{group.key}", uniform / inputs**0.5)  # as torch initialises linear layers
 
     def _draw(self, n: int, source: Noise) -> Factors:
         record = KLRecord(self.config.prior_sd, self.scale) if self.training else None
@@ -168,7 +168,7 @@ class ContextualPosterior(Posterior):
         return A, B
 
     def _start_from(self, factors: Factors) -> None:
-        """The mean core becomes the identity, whatever the input, until the network learns otherwise."""
+        """Set the mean core to the identity, whatever the input, until the network learns otherwise."""
         for group, A, B in zip(self.groups, factors.A, factors.B, strict=True):
             self.get_parameter(f"A_{group.key}").copy_(A[:, 0])
             self.get_parameter(f"B_{group.key}").copy_(B[:, 0])
@@ -204,5 +204,5 @@ def _repeat(tensor: Tensor, n: int) -> Tensor:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """In at least float32, as sums over tokens and logarithms of small numbers ask for."""
+    """Cast to at least float32, for sums over tokens and logarithms of small numbers."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()

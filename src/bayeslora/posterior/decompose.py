@@ -1,7 +1,7 @@
-"""Eigenvalues and singular values that come out on every machine.
+"""Eigenvalue and singular value decompositions that converge on every machine.
 
-Some LAPACKs give up on matrices whose entries span many orders of magnitude: MKL's ``eigh`` in float32 does on sums of few outer
-products. In float64 none did. So matrices are decomposed in float64, and what still does not converge is tried in another way.
+Some LAPACKs fail on matrices whose entries span many orders of magnitude: MKL's ``eigh`` in float32 does on sums of few outer
+products. In float64 none did. So matrices are decomposed in float64, with a fallback where that does not converge.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NOT_CONVERGED: type[Exception] = torch.linalg.LinAlgError  # type: ignore[attr-
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues, ascending, and eigenvectors of symmetric matrices ``[..., n, n]``.
 
-    Where the solver does not converge, a shifted matrix is tried, which has the same vectors, and then its singular values.
+    Where the solver does not converge, a shifted matrix with the same vectors is tried, and then its singular values.
 
     Raises:
         ArithmeticError: an entry is not finite.
@@ -30,10 +30,10 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``U, d, Vᵀ`` of matrices ``[..., m, n]`` without the parts that belong to no singular value; ``d`` falls.
+    """Reduced SVD ``U, d, Vᵀ`` of matrices ``[..., m, n]``, with ``d`` in descending order.
 
-    Where the solver does not converge, they come from the eigenvectors of the smaller of both squares. Singular values below 1e-8
-    of the largest are rounding there.
+    Where the solver does not converge, the result comes from the eigenvectors of the smaller Gram matrix. Singular values below
+    1e-8 of the largest are then rounding errors.
 
     Raises:
         ArithmeticError: an entry is not finite.
@@ -47,7 +47,7 @@ def svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _shifted(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """By a diagonal that is as large as the matrix: all eigenvalues are then between 0 and twice that, and well apart from 0."""
+    """Shift by a diagonal as large as the matrix: all eigenvalues then lie between 0 and twice that, well apart from 0."""
     size = torch.linalg.matrix_norm(matrix, ord=torch.inf)[..., None, None].clamp_min(torch.finfo(matrix.dtype).tiny)
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     moved = matrix + size * identity
@@ -71,7 +71,7 @@ def _from_square(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _widened(matrix: Tensor) -> Tensor:
-    """In float64, on the CPU if the device does not have it. LAPACKs differ in what they make of NaN, so it is refused here."""
+    """Cast to float64, on the CPU if the device lacks it. Refuses NaN, which LAPACKs treat differently."""
     if not bool(torch.isfinite(matrix).all()):
         raise ArithmeticError("a matrix has entries that are not finite: weights or gradients are broken")
     return (matrix.cpu() if matrix.device.type == "mps" else matrix).double()

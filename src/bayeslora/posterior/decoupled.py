@@ -4,13 +4,13 @@ Per adapted layer and random factor ``F`` of shape ``[o_F, i_F]``, with ``σ`` t
 
     F = M + σ (V P + λ ε),   V = T_φ(s ⊙ E),   ε ~ N(0, I − PᵀP) row by row
 
-written for a wide factor; a tall one is a transposed wide one. ``M`` is a parameter as LoRA's factor is, so the mean can go
-where the data want it at once. ``V [R, m]`` has mean zero, with a flow too, since ``T_φ`` is odd. Under the prior every entry
+written for a wide factor; a tall one is a transposed wide one. ``M`` is a free parameter like LoRA's factor, so the mean can
+follow the data from the start. ``V [R, m]`` has mean zero, also with a flow, since ``T_φ`` is odd. Under the prior every entry
 of ``F/σ`` is standard normal, and as ``V`` is a function of ``F`` the KL is that of ``F`` itself:
 
     KL = KL(q(V) ‖ N(0, I)) + ½ R (w − m) (λ² − 1 − 2 ln λ) + ½ ‖M/σ‖²
 
-There may be several means, ``M_1 … M_K`` with ``B_1 … B_K``: then a draw comes from one of ``K`` equal components, the same in
+With several means, ``M_1 … M_K`` with ``B_1 … B_K``, a draw comes from one of ``K`` equally likely components, the same in
 all layers, and the KL is the mean of theirs, an upper bound of the mixture's that is at most ``ln K`` above it.
 """
 
@@ -41,7 +41,7 @@ from bayeslora.posterior.snapshots import side_by_side
 RandomFactors = Literal["A", "both"]
 
 JITTER = 1e-12
-"""Part of ``diag(Z Zᵀ)`` that keeps its Cholesky factor finite, in float64: ``P`` is orthonormal up to that."""
+"""Jitter relative to ``diag(Z Zᵀ)``, in float64, for a finite Cholesky factor: ``P`` is orthonormal up to that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +49,15 @@ class DecoupledConfig:
     """Settings of :class:`DecoupledPosterior`.
 
     Attributes:
-        components: how many means ``K`` there are. Each learns from its own part of every batch, so that several take no
-            longer to train than one, and see fewer questions each.
-        random_factors: which factors have a distribution: ``A``, with ``B`` a point, or ``both``.
-        inducing_points: how many directions ``m`` of a factor's long side have noise of their own; the rank if not given.
+        components: number of means ``K``. Each learns from its own part of every batch, so that several take no longer to
+            train than one, but see fewer questions each.
+        random_factors: factors with a distribution: ``A``, with ``B`` a point, or ``both``.
+        inducing_points: number of directions ``m`` of a factor's long side with their own noise; the rank if not given.
         width: standard deviation ``s`` of the inducing matrix. LoRA starts ``A`` with entries of ``1/√(3 i)``; in the
             ``m`` of ``i`` directions that an input is seen through, noise of ``s`` is ``s √(3 m)`` times that, however
             wide the layer is.
         noise: scale ``λ`` of the noise in all other directions.
-        learn_widths: train ``s`` and ``λ``, one of each for every factor, instead of keeping them.
+        learn_widths: train ``s`` and ``λ``, one of each for every factor, instead of fixing them.
         flow_depth: layers of the flow; 0 leaves a Gaussian.
         flow_hidden: hidden units of the flow's network.
         prior_sd: prior standard deviation ``σ`` of a factor's entries.
@@ -107,7 +107,7 @@ class _Block:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Of its inducing matrix, ``(R, m)``."""
+        """Size ``(R, m)`` of its inducing matrix."""
         return self.group.rank, self.points
 
     @property
@@ -181,7 +181,7 @@ class DecoupledPosterior(Posterior):
                     self._add(f"flow_{name}_{size[0]}x{size[1]}", value)
 
     def _plan(self) -> tuple[tuple[_Block, ...], dict[tuple[int, int], int]]:
-        """Which rows of which latent stack each factor of each group uses, and how tall the stacks are."""
+        """The rows of the latent stacks that each factor of each group uses, and the heights of the stacks."""
         blocks: list[_Block] = []
         stacks: dict[tuple[int, int], int] = {}
         for group in self.groups:
@@ -199,7 +199,7 @@ class DecoupledPosterior(Posterior):
     # Pieces -------------------------------------------------------------------------------------------------------
 
     def _name(self, group: LayerGroup, factor: str) -> str:
-        """Of the parameter that holds the means ``M_k`` of a random factor, or the factor itself where that is a point."""
+        """Name of the parameter with the means ``M_k`` of a random factor, or with the factor itself where that is a point."""
         return f"{'mean_' if factor in self._random else ''}{factor}_{group.key}"
 
     def _means(self, group: LayerGroup, factor: str) -> Tensor:
@@ -208,10 +208,10 @@ class DecoupledPosterior(Posterior):
         return self._tensor(self._name(group, factor)).view(shape)
 
     def _choose(self, n: int, source: Noise) -> Tensor | None:
-        """Which component each of ``n`` draws comes from; nothing where all have equally many, next to each other.
+        """Component of each of ``n`` draws; ``None`` where all components have equally many, next to each other.
 
-        The order of Gaussian noise is a random one, and can be captured. Neighbours, opposite in noise, share a component
-        as far as possible.
+        Sorting Gaussian noise gives a random order that a CUDA graph can capture. Neighbours, which have opposite noise, share a
+        component as far as possible.
         """
         components = self.config.components
         if n % components == 0:
@@ -236,7 +236,7 @@ class DecoupledPosterior(Posterior):
         return tuple(reference.new_full((len(block.group),), self.scale * value) for value in values)  # type: ignore[return-value]
 
     def _projections(self) -> list[Tensor]:
-        """``P [L, m, w]`` of every block: the inducing points made orthonormal."""
+        """Orthonormalised inducing points ``P [L, m, w]`` of every block."""
         points = [self._tensor(f"z_{block.key}") for block in self._blocks]
         return [it.p for it in project([Side(z, torch.zeros_like(z[..., 0])) for z in points], JITTER)]
 

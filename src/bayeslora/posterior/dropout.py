@@ -1,4 +1,4 @@
-"""MC-dropout: a LoRA whose inputs are dropped at random, in prediction too (methods card 2)."""
+"""MC-dropout: a LoRA with random dropout on its inputs, in prediction too (methods card 2)."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class DropoutConfig:
 class DropoutPosterior(PointPosterior):
     """LoRA with dropout on the adapter's input.
 
-    In training every position has a mask of its own, as in LoRA. In evaluation a draw is one mask for all rows and
-    positions, which is the same as columns of ``A`` that are dropped: so a draw is a network, and can be exported.
+    In training every position has its own mask, as in LoRA. In evaluation a draw is one mask for all rows and positions,
+    which is equivalent to dropping columns of ``A``: so a draw is a network, and can be exported.
     """
 
     name = "dropout"
@@ -49,5 +49,5 @@ class DropoutPosterior(PointPosterior):
         return replace(factors, A=tuple(a * self._mask(a, source) / (1.0 - p) for a in factors.A))
 
     def _mask(self, a: Tensor, source: Noise) -> Tensor:
-        """One for every input feature that is kept, ``[L, n, 1, i]``."""
+        """Mask ``[L, n, 1, i]`` with one for every kept input feature."""
         return (source.uniform((*a.shape[:2], 1, a.shape[3])) >= self.config.p).to(a)

@@ -16,7 +16,7 @@ from bayeslora.posterior.snapshots import balanced_choice, side_by_side
 
 @dataclass(frozen=True)
 class EnsembleConfig:
-    """How many members an ensemble has."""
+    """Number of members of an ensemble."""
 
     members: int = 3
 
@@ -50,7 +50,7 @@ class EnsemblePosterior(Posterior):
 
     @torch.no_grad()
     def set_member(self, index: int, factors: Factors) -> None:
-        """Copy a trained LoRA, one draw, into place ``index``."""
+        """Copy a trained LoRA (one draw) to the member ``index``."""
         if factors.groups != self.groups:
             raise ValueError("a member must cover the same layers, in the same order, as the ensemble")
         for group, A, B in zip(self.groups, factors.A, factors.B, strict=True):
@@ -62,7 +62,7 @@ class EnsemblePosterior(Posterior):
         return [self._tensor(f"{factor}_{group.key}") for group in self.groups]
 
     def draw_count(self, samples: int) -> int:
-        """Every member once, whatever the budget: that is the ensemble's prediction."""
+        """Number of members, whatever the budget: the ensemble's prediction uses each of them once."""
         return self.members
 
     def _draw(self, n: int, source: Noise) -> Factors:
@@ -74,7 +74,7 @@ class EnsemblePosterior(Posterior):
         return Factors(self.groups, *side_by_side(self._stack("A"), self._stack("B")))
 
     def _start_from(self, factors: Factors) -> None:
-        """Every member starts at the same factors; training tells them apart."""
+        """Start every member from the same factors; training makes them differ."""
         for group, A, B in zip(self.groups, factors.A, factors.B, strict=True):
             self.get_parameter(f"A_{group.key}").copy_(A.expand(-1, self.members, -1, -1))
             self.get_parameter(f"B_{group.key}").copy_(B.expand(-1, self.members, -1, -1))

@@ -64,10 +64,10 @@ class FlowParameters(NamedTuple):
 
 
 def init_flow(flows: int, columns: int, depth: int, hidden: int, uniform: Callable[..., Tensor]) -> FlowParameters:
-    """Fresh parameters for which the flow is exactly the identity.
+    """Initial parameters, for which the flow is exactly the identity.
 
-    The output layer is zero but for the bias that gives slope 1, so the hidden layers start to learn
-    one step after it. ``uniform(shape, bound)`` supplies numbers in ``[-bound, bound]``.
+    The output layer is zero except for the bias that gives slope 1, so the hidden layers start to learn one step later.
+    ``uniform(shape, bound)`` supplies numbers in ``[-bound, bound]``.
     """
     linears = 2 * RESIDUAL_BLOCKS
     parameters = FlowParameters(
@@ -84,7 +84,7 @@ def init_flow(flows: int, columns: int, depth: int, hidden: int, uniform: Callab
 
 @torch.no_grad()
 def reset_to_identity(parameters: FlowParameters) -> None:
-    """Make the flow the identity by its output layer alone."""
+    """Reset the flow to the identity through its output layer alone."""
     slopes, shifts = parameters.out_bias.chunk(2, dim=-1)
     parameters.out_weight.zero_()
     slopes.fill_(_SLOPE_AT_IDENTITY)
@@ -92,15 +92,15 @@ def reset_to_identity(parameters: FlowParameters) -> None:
 
 
 def apply_flow(parameters: FlowParameters, x: Tensor, *, odd: bool = False) -> tuple[Tensor, Tensor]:
-    """Push ``x [M, rows, m_c]`` through the flow; also ``log|det J|`` of every row, ``[M, rows]``.
+    """Apply the flow to ``x [M, rows, m_c]``; also returns ``log|det J|`` of every row, ``[M, rows]``.
 
-    Every second layer runs over the columns in reverse, so that each column gets to depend on all others.
+    Every second layer processes the columns in reverse, so that each column can depend on all others.
 
     Args:
         parameters: of the flows.
-        x: what is pushed through.
+        x: input of the flows.
         odd: take the odd part of every layer, ``½ (T(x) − T(−x))``: with the mean of the slopes at ``x`` and ``−x`` and half
-            the difference of the shifts it is a map of the same form, and what is symmetric about zero stays so.
+            the difference of the shifts it is a map of the same form, and preserves symmetry about zero.
     """
     log_det = x.new_zeros(x.shape[:-1])
     for index in range(parameters.depth):
@@ -147,7 +147,7 @@ class Masks(NamedTuple):
 def autoregressive_masks(columns: int, hidden: int, device: torch.device, dtype: torch.dtype) -> Masks:
     """MADE masks: hidden unit of degree ``k`` sees columns ``≤ k``, output ``j`` sees degrees ``< j``.
 
-    Inference mode is left while they are made, or a later training step could not use the cached ones.
+    Inference mode is disabled while they are created, so that later training steps can use the cached masks.
     """
     with torch.inference_mode(False):
         column_degree = torch.arange(1, columns + 1, device=device)

@@ -9,13 +9,13 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class TrainingHints:
-    """What training should know about the parameters of a distribution.
+    """Hints for training the parameters of a distribution.
 
     Attributes:
-        kinds: kinds of parameters by what their names begin with; all others are ``weights``. Kinds that begin with
-            ``weights`` are point estimates, the only ones that weight decay is for.
-        rate_multipliers: learning rates of kinds relative to the run's; 1 for those not named.
-        split: kinds that plain SGD moves where training is split: along the KL, while AdamW follows the likelihood, or
+        kinds: parameter kinds by name prefix; all others are ``weights``. Kinds that begin with ``weights`` are point
+            estimates, the only ones with weight decay.
+        rate_multipliers: learning rates of kinds relative to the run's; 1 if not given.
+        split: kinds that plain SGD updates where training is split: along the KL, while AdamW follows the likelihood, or
             along ``both``, without AdamW.
     """
 
@@ -25,5 +25,5 @@ class TrainingHints:
 
     @property
     def all_kinds(self) -> frozenset[str]:
-        """Every kind of parameter that there may be."""
+        """All kinds of parameters that may occur."""
         return frozenset({"weights", *self.kinds.values()})

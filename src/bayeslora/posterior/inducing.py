@@ -38,7 +38,7 @@ from bayeslora.posterior.noise import Noise
 from bayeslora.posterior.projection import Projection, Side, project
 
 MEAN_SAMPLES = 256
-"""Antithetic samples behind ``E[V]`` when a flow leaves it without a closed form."""
+"""Number of antithetic samples for ``E[V]`` where a flow leaves it without a closed form."""
 
 _MEAN_CHUNK = 32
 
@@ -147,7 +147,7 @@ class InducingPosterior(Posterior):
 
     @torch.no_grad()
     def _start_means(self) -> None:
-        """Map the random means from ``V`` to what they are written in, and let ``B`` start at zero where wanted."""
+        """Map the random means from ``V`` to the parametrised space, and start ``B`` at zero if ``zero_start`` is set."""
         zero_start = self.config.zero_start
         if zero_start is None:
             zero_start = not self.config.share_inducing
@@ -170,7 +170,7 @@ class InducingPosterior(Posterior):
         return self.get_parameter(f"z_{'row' if rows > columns else 'col'}_{block.key}")
 
     def _start_from(self, factors: Factors) -> None:
-        """Solve ``σ_F P_rᵀ V P_c = F`` for the mean, after turning inducing points of the long side onto ``F``."""
+        """Solve ``σ_F P_rᵀ V P_c = F`` for the mean, after aligning inducing points of the long side with ``F``."""
         if self.config.share_inducing:
             raise ValueError("a posterior with share_inducing=True cannot start from a LoRA: its factors are not free")
         wanted = {"A": iter(factors.A), "B": iter(factors.B)}
@@ -194,10 +194,10 @@ class InducingPosterior(Posterior):
                 reset_to_identity(FlowParameters(*(self.get_parameter(f"flow_{n}_{_size_key(size)}") for n in names)))
 
     def _aim(self, slope: Factors) -> None:
-        """Span the slope of ``B`` where that starts at zero.
+        """Span the slope of ``B`` where ``B`` starts at zero.
 
-        ``B = σ P_rᵀ V P_c`` can at first only move within the columns of ``P_rᵀ``, which chance has chosen, and a gradient of a
-        wide layer is nearly orthogonal to those. It has no more than rank ``R``, so ``R`` inducing points hold all of it.
+        ``B = σ P_rᵀ V P_c`` can at first only move within the columns of ``P_rᵀ``, which are random, and a gradient of a wide
+        layer is nearly orthogonal to those. It has at most rank ``R``, so ``R`` inducing points span it.
         """
         given = {block.group.key: slope.B[row] for row, block in enumerate(b for b in self._blocks if b.factor == "B")}
         for block in self._blocks:
@@ -205,7 +205,7 @@ class InducingPosterior(Posterior):
                 self._span(block, given[block.group.key][:, 0].double())
 
     def _span(self, block: _Block, target: Tensor) -> None:
-        """Let the first inducing points of the factor's long side span ``target [L, o_F, i_F]``, where that is not zero."""
+        """Make the first inducing points of the factor's long side span ``target [L, o_F, i_F]``, where it is not zero."""
         rows, columns = block.shape
         z = self._long_points(block)
         basis = svd(target.mT if rows > columns else target)[2][:, : z.shape[1]]
@@ -383,7 +383,7 @@ def _unwhiten(mean: Tensor, sides: _Projections) -> Tensor:
 def _plan(
     groups: Sequence[LayerGroup], config: InducingConfig
 ) -> tuple[tuple[_Block, ...], dict[tuple[int, int], int]]:
-    """Which rows of which latent stack each factor of each group uses, and how tall the stacks are."""
+    """The rows of the latent stacks that each factor of each group uses, and the heights of the stacks."""
     blocks: list[_Block] = []
     stacks: dict[tuple[int, int], int] = {}
     for group in groups:

@@ -14,20 +14,20 @@ class InducingConfig:
     Attributes:
         inducing_rows: inducing rows ``m_r`` of every factor; the layer's rank if not given.
         inducing_cols: inducing columns ``m_c`` of every factor; the layer's rank if not given.
-        whitened: let the variational distribution live on ``V`` (prior ``N(0, I)``) or on
+        whitened: put the variational distribution on ``V`` (prior ``N(0, I)``) or on
             ``U = 𝓛_r V 𝓛_cᵀ`` (prior ``N(0, K_r ⊗ K_c)``).
         share_inducing: one matrix for both factors of a layer, as in Algorithm 1, instead of one each.
         flow_depth: layers of the flow; 0 leaves a Gaussian.
         flow_hidden: hidden units of the flow's network.
         prior_sd: prior standard deviation ``σ_F`` of a factor's entries.
         sqrt_width_scaling: divide ``prior_sd`` by the square root of the factor's number of columns.
-        init_sd_u: standard deviation ``s`` of the inducing matrix at the start. It hardly moves in training, so the
-            start decides how wide the posterior is.
+        init_sd_u: initial standard deviation ``s`` of the inducing matrix. It hardly moves in training, so it determines
+            the width of the posterior.
         max_sd_u: smooth upper bound of ``s``.
-        init_lambda: scale ``λ`` of the conditional noise at the start.
+        init_lambda: initial scale ``λ`` of the conditional noise.
         max_lambda: smooth upper bound of ``λ``; in long runs ``λ`` climbs towards it.
-        learn_lambda: train ``λ``, one per factor, or keep it at ``init_lambda``.
-        init_d: diagonal ``D`` of the kernels at the start.
+        learn_lambda: train ``λ``, one per factor, instead of fixing it at ``init_lambda``.
+        init_d: initial diagonal ``D`` of the kernels.
         zero_start: start ``B``'s inducing mean at zero, so that the mean update ``B A`` is zero. By default on for
             separate inducing matrices and off for shared ones, where zero is a saddle point.
     """
@@ -76,7 +76,7 @@ class InducingConfig:
 
     @classmethod
     def preset(cls, name: Literal["default", "paper"]) -> InducingConfig:
-        """``default`` is the library's choice; ``paper`` is what was published, for rank 8."""
+        """``default`` is the library's choice; ``paper`` is the published one, for rank 8."""
         if name == "default":
             return cls()
         if name == "paper":

@@ -1,4 +1,4 @@
-"""What a layer computes before its factor ``B``, where that is more than ``A x``."""
+"""The computation of a layer before its factor ``B``, where it is more than ``A x``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Inner(ABC):
     """The inner half of an update ``B · inner(x)``.
 
     Attributes:
-        tensors: what it needs, stacked by layer like the factors, ``[L, n, ...]``; a layer gets its own row.
+        tensors: its tensors, stacked by layer like the factors, ``[L, n, ...]``; a layer gets its own row.
     """
 
     tensors: tuple[Tensor, ...] = ()
@@ -27,7 +27,7 @@ class Inner(ABC):
         """``[n, b, t, R]`` for inputs ``x [n, b, t, i]`` (draws, rows, positions) and ``A [n, R, i]``."""
 
     def unbind(self, layers: int, dtype: torch.dtype | None = None) -> list[Self]:
-        """That of every layer of the stack, in another precision if wanted."""
+        """The parts of all layers of the stack, optionally in another precision."""
         stacks = [tensor.to(dtype or tensor.dtype).unbind(0) for tensor in self.tensors]
         return [replace(self, tensors=tuple(stack[row] for stack in stacks)) for row in range(layers)]
 
@@ -38,12 +38,12 @@ class Inner(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class InputDropout(Inner):
-    """``A (z ⊙ x) / (1 − p)`` with ``z`` Bernoulli, drawn anew for every position (methods card 2)."""
+    """``A (z ⊙ x) / (1 − p)`` with ``z`` Bernoulli, drawn independently for every position (methods card 2)."""
 
     p: float
 
     def __call__(self, x: Tensor, A: Tensor) -> Tensor:
-        """See :class:`Inner`. Masks come from torch's global generator, which checkpointing restores."""
+        """Apply dropout, then ``A``. Masks come from torch's global generator, which checkpointing restores."""
         return F.dropout(x, self.p) @ A.mT.unsqueeze(1)
 
 
@@ -51,17 +51,17 @@ class InputDropout(Inner):
 class Flipout(Inner):
     """``A x + v ⊙ (N (u ⊙ x))`` with one noise ``N [n, R, i]`` and random signs ``u``, ``v`` (methods card 7).
 
-    Different signs make the noise of different rows all but independent, at the cost of one draw.
+    Different signs make the noise of different rows almost independent, at the cost of one draw.
 
     Attributes:
         tensors: ``N``, the noise of ``A``.
-        per: what has signs of its own: every ``token``, or every ``sequence``, whose tokens then see the same weights.
+        per: unit with its own signs: every ``token``, or every ``sequence``, whose tokens then share the same weights.
     """
 
     per: Literal["token", "sequence"]
 
     def __call__(self, x: Tensor, A: Tensor) -> Tensor:
-        """See :class:`Inner`. Signs come from torch's global generator, which checkpointing restores."""
+        """Apply ``A`` with flipout noise. Signs come from torch's global generator, which checkpointing restores."""
         (noise,) = self.tensors
         n, rows, positions, features = x.shape
         own = positions if self.per == "token" else 1

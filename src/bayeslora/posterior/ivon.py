@@ -1,4 +1,4 @@
-"""IVON-LoRA: independent Gaussians on both factors, whose widths follow the curvature (methods card 14)."""
+"""IVON-LoRA: independent Gaussians on both factors, with widths from the curvature (methods card 14)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from bayeslora.posterior.meanfield import GaussianFactors
 
 @dataclass(frozen=True, kw_only=True)
 class IvonConfig:
-    """Settings of :class:`IvonPosterior`, and of the natural-gradient steps that it is trained by.
+    """Settings of :class:`IvonPosterior` and of the natural-gradient steps that train it.
 
     Attributes:
         sample_size: effective sample size ``λ``: the larger it is, the narrower the posterior.
-        hessian: diagonal ``h`` of the Hessian at the start.
+        hessian: initial diagonal ``h`` of the Hessian.
         damping: weight decay ``δ``, the precision of the prior over ``λ``; 0 is a flat prior.
-        beta1: how slowly the mean gradient follows the gradients.
-        beta2: how slowly the Hessian follows its estimates.
-        radius: bound of every entry of a step, before the learning rate.
+        beta1: decay of the running mean of the gradients.
+        beta2: decay of the running estimate of the Hessian.
+        radius: clipping bound of every entry of a step, before the learning rate.
     """
 
     sample_size: float = 1e6
@@ -46,7 +46,7 @@ class IvonConfig:
 
     @property
     def start_sd(self) -> float:
-        """``σ = 1/√(λ (h + δ))`` at the start."""
+        """Initial ``σ = 1/√(λ (h + δ))``."""
         return (self.sample_size * (self.hessian + self.damping)) ** -0.5
 
 
@@ -54,7 +54,7 @@ class IvonPosterior(GaussianFactors):
     """``A ~ N(M_A, diag σ_A²)`` and ``B ~ N(M_B, diag σ_B²)`` with ``σ² = 1/(λ (h + δ))``.
 
     The widths are parameters, so that backpropagation gives ``Σ ε g``, from which :class:`bayeslora.train.ivon.Ivon` estimates
-    the Hessian ``h``; no other optimiser may move them. The prior is part of those steps, so there is no KL beside the loss.
+    the Hessian ``h``; no other optimiser may update them. The prior is part of those steps, so the loss has no KL term.
     """
 
     name = "ivon"

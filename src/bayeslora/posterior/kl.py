@@ -1,4 +1,4 @@
-"""The KL of the objective in named terms, their closed forms and their weight in the loss."""
+"""The KL of the objective: named terms, their closed forms and their weight in the loss."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAPER_KL_FACTOR = 0.2
 
 @dataclass(frozen=True)
 class KL:
-    """KL of the posterior to its prior in nats, summed over all layers; nothing for points, which have no prior.
+    """KL of the posterior to its prior in nats, summed over all layers; no terms for points, which have no prior.
 
     Most posteriors have one term, ``factors``. Those with inducing matrices have two: ``inducing`` belongs to the matrix of each
     factor, ``conditional`` to the noise of the factors given that matrix. They are kept apart because the second is larger
@@ -51,7 +51,7 @@ def kl_weight(scaling: KLScaling, *, examples: int, batch_size: int, beta: float
 
     ``elbo`` is ``beta / N``, the bound per example. ``paper`` is ``0.2 / steps per epoch``, which
     equals ``0.2 b / N`` and so weighs the KL by ``0.2 b`` relative to the bound. ``blob`` is ``beta π_j`` with
-    ``π_j = 2^j / (2^(M+1) − 1)`` at the ``j``-th of the ``M`` steps of an epoch (card 7): the last steps carry nearly all
+    ``π_j = 2^j / (2^(M+1) − 1)`` at the ``j``-th of the ``M`` steps of an epoch (card 7): the last steps have nearly all
     of it, and the sum over an epoch is about ``beta``, which weighs the KL by the batch size relative to the bound.
 
     Args:
@@ -59,7 +59,7 @@ def kl_weight(scaling: KLScaling, *, examples: int, batch_size: int, beta: float
         examples: ``N``.
         batch_size: ``b``.
         beta: multiplier.
-        step: optimiser steps done before this one; only ``blob`` asks.
+        step: optimiser steps done before this one; only ``blob`` uses it.
     """
     if examples < 1 or batch_size < 1:
         raise ValueError(f"need examples >= 1 and batch_size >= 1, got {examples} and {batch_size}")

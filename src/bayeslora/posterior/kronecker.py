@@ -1,7 +1,7 @@
 """Precisions ``Λ = S ⊗ C + τ I`` of matrices with one short and one long side, in closed form (methods card 9).
 
 A matrix is ``[R, d]`` and flattened by rows. ``S [R, R]`` acts on its short side. ``C [d, d]`` acts on its long side and
-has ``k`` directions only. With ``S = U diag(s) Uᵀ`` and ``C = Q diag(c) Qᵀ`` the products ``s_i c_j`` are the eigenvalues of
+is of rank ``k``. With ``S = U diag(s) Uᵀ`` and ``C = Q diag(c) Qᵀ`` the products ``s_i c_j`` are the eigenvalues of
 ``S ⊗ C``, and in all other directions ``Λ`` is ``τ``.
 """
 
@@ -38,18 +38,17 @@ class Spectrum:
         return self.small_values.unsqueeze(-1) * self.long_values.unsqueeze(-2)
 
     def inverse_root(self, x: Tensor, precision: Tensor) -> Tensor:
-        """``Λ^{-1/2} x`` of matrices ``x [L, n, R, d]`` by the symmetric root, which gives draws from noise."""
+        """``Λ^{-1/2} x`` of matrices ``x [L, n, R, d]`` by the symmetric root, which turns noise into draws."""
         U, Q = self.small_vectors.unsqueeze(1), self.long_vectors.unsqueeze(1)
         shrinkage = -torch.expm1(-0.5 * torch.log1p(self.eigenvalues / precision))  # 1 − (1 + s c / τ)^{-1/2}
         change = U @ (shrinkage.unsqueeze(1) * (U.mT @ (x @ Q))) @ Q.mT
         return (x - change) / precision.sqrt()
 
     def inverse_grams(self, x: Tensor, precisions: Tensor) -> Tensor:
-        """``x Λ⁻¹ xᵀ`` at each of ``k`` values of ``τ``, ``[k, N, O, O]``, of matrices ``x [L, N, O, R, d]`` as rows, summed
-        over the layers.
+        """``x Λ⁻¹ xᵀ`` summed over the layers, ``[k, N, O, O]``, at ``k`` values of ``τ``, for ``x [L, N, O, R, d]`` as rows.
 
-        In the directions that are kept ``Λ`` is ``s c + τ`` and in all others ``τ``. Both parts are sums of squares, so no
-        variance can be negative, and what is long is gone through once for all ``τ``.
+        In the kept directions ``Λ`` is ``s c + τ`` and in all others ``τ``. Both parts are sums of squares, so no variance can be
+        negative, and the long dimension is traversed once for all ``τ``.
         """
         within = x @ self.long_vectors[:, None, None]
         rest = x - within @ self.long_vectors.mT[:, None, None]
@@ -61,8 +60,8 @@ class Spectrum:
 
 
 def _widened(x: Tensor) -> Tensor:
-    """In float64, which Apple's devices do not have: a covariance of log-probabilities is singular, and the root of one in
-    float32 has but three digits."""
+    """Cast to float64, except on Apple's devices, which lack it: a covariance of log-probabilities is singular, and its
+    root in float32 has only three digits."""
     return x if x.device.type == "mps" else x.double()
 
 
@@ -79,7 +78,7 @@ def spectrum(small: Tensor, long: Tensor, rank: int) -> Spectrum:
     missing = max(rank - roots.shape[-1], 0)
     return Spectrum(
         small_vectors=U,
-        small_values=values.clamp(min=0.0),  # S is a sum of squares: what is below zero is rounding
+        small_values=values.clamp(min=0.0),  # S is a sum of squares: negative values are rounding errors
         long_vectors=F.pad(Q[..., :rank], (0, missing)),
         long_values=F.pad(roots[..., :rank].square(), (0, missing)),
     )

@@ -1,4 +1,4 @@
-"""Laplace approximation: a Gaussian around trained LoRA factors, as wide as the curvature lets it be (methods card 9)."""
+"""Laplace approximation: a Gaussian around trained LoRA factors, with widths from the curvature (methods card 9)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Prior = Literal["evidence", "validation", "given"]
 Predictive = Literal["mc", "probit", "draws"]
 
 PRECISIONS = (1e-8, 1e8)
-"""Least and greatest prior precision that the evidence may choose."""
+"""Smallest and largest prior precision that the evidence may choose."""
 
 _HALVINGS = 60
-"""Narrow the range of ``log τ`` down to 4e-17."""
+"""Bisection steps, which narrow the range of ``log τ`` down to 4e-17."""
 
 _PARTS = ("small_vectors", "small_values", "long_vectors", "long_values")
 
@@ -35,11 +35,11 @@ class LaplaceConfig:
     """Settings of :class:`LaplacePosterior`.
 
     Attributes:
-        scope: which layers are random: ``all`` adapted ones (LA), or the ``last`` of them only (LLLA).
-        prior: what chooses ``τ``: the NLL of ``validation`` questions, the ``evidence``, or nobody, if it is ``given``.
-        prior_precision: ``τ`` at the start; :attr:`LaplacePosterior.prior_precision` is the one in use.
-        curvature_rank: directions of the curvature that are kept on the long side of a factor.
-        predictive: how questions are answered: linearised, by ``mc`` draws of the scores or by the ``probit`` formula, or
+        scope: random layers: ``all`` adapted ones (LA), or only the ``last`` of them (LLLA).
+        prior: how ``τ`` is chosen: by the NLL of ``validation`` questions, by the ``evidence``, or ``given`` by the user.
+        prior_precision: initial ``τ``; :attr:`LaplacePosterior.prior_precision` is the one in use.
+        curvature_rank: number of curvature directions kept on the long side of a factor.
+        predictive: how predictions are computed: linearised, by ``mc`` draws of the scores or by the ``probit`` formula, or
             by ``draws`` of the weights.
     """
 
@@ -62,7 +62,7 @@ class LaplaceConfig:
 class FactorCurvature(NamedTuple):
     """Curvature of one factor: ``small [R, R]`` on the side of the rank, ``long longᵀ`` with ``long [d, m]`` on the other.
 
-    As K-FAC has it, one of the two is a sum over output gradients and the other a mean over inputs.
+    As in K-FAC, one of the two is a sum over output gradients and the other a mean over inputs.
     """
 
     small: Tensor
@@ -79,9 +79,9 @@ class LayerCurvature(NamedTuple):
 class LaplacePosterior(PointPosterior):
     """``N(θ̂, Λ⁻¹)`` with ``Λ = H + τ I``, block by block: one for each factor of each layer in scope.
 
-    Training sees the point ``θ̂`` only. After it :func:`bayeslora.predict.linearised.curvature.fit_curvature` sets ``H``, and
-    :meth:`best_precision` tells which ``τ`` the evidence prefers. Without curvature ``Λ`` is ``τ I``. Curvature and
-    ``τ`` are buffers, so they are saved with the adapter.
+    Training sees only the point ``θ̂``. After it :func:`bayeslora.predict.linearised.curvature.fit_curvature` sets ``H``, and
+    :meth:`best_precision` returns the ``τ`` with the greatest evidence. Without curvature ``Λ`` is ``τ I``. Curvature and ``τ``
+    are buffers, so they are saved with the adapter.
     """
 
     name = "laplace"
@@ -93,7 +93,7 @@ class LaplacePosterior(PointPosterior):
 
     @property
     def linearised(self) -> bool:
-        """Unless its settings ask for networks that are drawn."""
+        """True unless the settings ask for sampled networks."""
         return self.config.predictive != "draws"
 
     def _initialise(self, generator: torch.Generator) -> None:
@@ -110,7 +110,7 @@ class LaplacePosterior(PointPosterior):
     # Draws ------------------------------------------------------------------------------------------------------------
 
     def _draw(self, n: int, source: Noise) -> Factors:
-        """In training all draws are the point: what is trained is a LoRA."""
+        """Draw the factors; in training all draws are the point, as a plain LoRA is trained."""
         if self.training:
             return self._points(n)
         A, B = ([self._noisy(factor, group, n, source) for group in self.random_groups] for factor in ("A", "B"))
@@ -147,7 +147,7 @@ class LaplacePosterior(PointPosterior):
         return A, [b.mT for b in B]
 
     def _start_from(self, factors: Factors) -> None:
-        """Curvature belongs to the point it was taken at, so it is forgotten."""
+        """Reset the curvature, which belongs to the point where it was computed."""
         super()._start_from(factors)
         for name, buffer in self.named_buffers():
             if name.startswith(_PARTS):
@@ -170,7 +170,7 @@ class LaplacePosterior(PointPosterior):
     def set_curvature(self, curvature: Mapping[str, LayerCurvature]) -> None:
         """Set ``H`` of every layer in scope, by name, summed over the whole training set.
 
-        The long side is cut to its ``curvature_rank`` largest directions.
+        The long side is truncated to its ``curvature_rank`` largest directions.
         """
         wanted = {name for group in self.random_groups for name in group.names}
         if wanted != set(curvature):
@@ -208,7 +208,7 @@ class LaplacePosterior(PointPosterior):
         return log_likelihood - 0.5 * tau * self._squared_norm() - 0.5 * log_det
 
     def best_precision(self) -> float:
-        """The ``τ`` in :data:`PRECISIONS` of the greatest evidence.
+        """The ``τ`` in :data:`PRECISIONS` with the greatest evidence.
 
         The evidence is concave in ``log τ``, and its slope is half of ``Σ h/(h+τ) − τ ‖θ̂‖²`` over the eigenvalues ``h`` of
         ``H``: the slope's only change of sign is found by bisection.
@@ -271,7 +271,7 @@ class LaplacePosterior(PointPosterior):
 
     @torch.no_grad()
     def _eigenvalues(self) -> Tensor:
-        """Eigenvalues of ``H`` that are kept, of all blocks, in float64."""
+        """Kept eigenvalues of ``H`` of all blocks, in float64."""
         found = (self._spectrum(*block).eigenvalues.flatten() for block in self._blocks())
         return torch.cat([values.cpu().double() for values in found])
 

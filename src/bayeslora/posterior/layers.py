@@ -73,7 +73,7 @@ def group_by_shape(layers: Iterable[LayerShape]) -> tuple[LayerGroup, ...]:
 
 
 def layer_positions(groups: Sequence[LayerGroup]) -> dict[str, tuple[int, int]]:
-    """Where each layer lives: name -> (group index, row in the group)."""
+    """Position of each layer: name -> (group index, row in the group)."""
     return {name: (index, row) for index, group in enumerate(groups) for row, name in enumerate(group.names)}
 
 

@@ -17,7 +17,7 @@ from bayeslora.posterior.layers import LayerGroup, lora_start
 from bayeslora.posterior.noise import Noise
 
 BAND = 0.5
-"""Width of the band of ``softplus⁻¹(σ)`` that standard deviations start in."""
+"""Width of the band of ``softplus⁻¹(σ)`` that initial standard deviations lie in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class MeanFieldConfig:
 
     Attributes:
         prior_sd: standard deviation ``σ_p`` of every entry under the prior.
-        init_sd: upper end of the standard deviations at the start.
+        init_sd: upper end of the initial standard deviations.
     """
 
     prior_sd: float = 0.2
@@ -66,7 +66,7 @@ class GaussianFactors(Posterior):
 class MeanFieldPosterior(GaussianFactors):
     """``A ~ N(M_A, diag σ_A²)`` and ``B ~ N(M_B, diag σ_B²)`` with ``σ = softplus(ρ)``.
 
-    The means start as LoRA does. As ``σ_B`` is not zero, the update is pure noise at first.
+    The means start as in LoRA. As ``σ_B`` is not zero, the update is pure noise at first.
     """
 
     name = "meanfield"

@@ -1,7 +1,7 @@
-"""Standard normal noise for ``n`` draws: independent, or arranged so that an average over few draws errs less.
+"""Standard normal noise for ``n`` draws: independent, or arranged to reduce the error of an average over few draws.
 
-Each arrangement leaves every single draw standard normal, so averages stay unbiased. What is lost is independence
-between draws, which nothing here relies on.
+Each arrangement keeps every single draw standard normal, so averages stay unbiased. Only independence between draws is
+lost, and nothing here relies on it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 Variates = Literal["independent", "antithetic", "latin"]
-"""How the noise of several draws is arranged. ``antithetic``: in pairs of opposite noise, so that what is odd in the noise
-cancels. ``latin``: a randomised Latin hypercube, in which the draws fill the range of every coordinate evenly. (Sobol points
-would take seconds to scramble for so many coordinates.)"""
+"""Arrangement of the noise over several draws. ``antithetic``: pairs of opposite noise, so that odd terms cancel.
+``latin``: a randomised Latin hypercube, whose draws fill the range of every coordinate evenly. (Sobol points would take
+seconds to scramble for so many coordinates.)"""
 
 
 def standard_normal(
@@ -45,10 +45,10 @@ def _latin_hypercube(shape: Sequence[int], generator: torch.Generator | None, de
 
 
 class Noise:
-    """Source of the noise of draws, passed through a posterior while it draws.
+    """Source of noise, passed through a posterior while it draws.
 
     Args:
-        generator: makes the noise reproducible. It may live on another device than the noise is for.
+        generator: makes the noise reproducible; may be on another device than the noise.
         device: where the noise is used.
         dtype: of Gaussian noise.
         variates: how Gaussian noise is arranged over the draws.
@@ -79,7 +79,7 @@ class Noise:
 
 
 class KeptNoise(Noise):
-    """Gaussian noise that lies in the same memory in every pass, in the order in which it is asked for."""
+    """Gaussian noise in the same memory in every pass, in the order of requests."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, variates: Variates) -> None:
         super().__init__(None, device, dtype, variates)
@@ -87,7 +87,7 @@ class KeptNoise(Noise):
         self._position = 0
 
     def rewind(self) -> KeptNoise:
-        """Begin a pass."""
+        """Start a pass."""
         self._position = 0
         return self
 
@@ -99,7 +99,7 @@ class KeptNoise(Noise):
         return self._buffers[self._position - 1]
 
     def refill(self, generator: torch.Generator | None) -> None:
-        """Set what a :class:`Noise` with this generator would give, one after the other."""
+        """Set the values that a :class:`Noise` with this generator would give, in the same order."""
         source = Noise(generator, self.device, self.dtype, self.variates)
         for buffer in self._buffers:
             buffer.copy_(source.normal(buffer.shape), non_blocking=True)

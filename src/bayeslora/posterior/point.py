@@ -19,7 +19,7 @@ class PointConfig:
 
 
 class PointPosterior(Posterior):
-    """LoRA's point estimate. Every draw is the same; scale and KL have nothing to act on.
+    """LoRA's point estimate. All draws are equal; scale and KL have no effect.
 
     ``A`` starts Kaiming-uniform with ``a = √5`` (entries within ``± 1/√i``) and ``B`` at zero, as in LoRA.
     """
@@ -38,7 +38,7 @@ class PointPosterior(Posterior):
         return self._points(n)
 
     def _points(self, n: int = 1) -> Factors:
-        """The point, ``n`` times."""
+        """The point, repeated ``n`` times."""
         A, B = (
             tuple(self._tensor(f"{factor}_{group.key}").unsqueeze(1).expand(-1, n, -1, -1) for group in self.groups)
             for factor in ("A", "B")

@@ -18,21 +18,21 @@ import torch
 from torch import Tensor
 
 BASE_JITTER = 1e-6
-"""Part of the mean of ``diag(Z Zᵀ)`` that is always added to ``D²``."""
+"""Jitter that is always added to ``D²``, relative to the mean of ``diag(Z Zᵀ)``."""
 
 ASYNCHRONOUS = ("cuda", "meta")
-"""Devices that work through a queue, which would run empty if the host looked at a result in every step, or not at all."""
+"""Devices on which the host should not read a result in every step: their queue would run empty, or there is no result."""
 
 MAX_JITTER = 1e-2
-"""Largest such part that is tried before giving up."""
+"""Largest relative jitter that is tried before giving up."""
 
 
 class JitterWarning(UserWarning):
-    """A kernel matrix was so close to singular that it needed more than the usual jitter."""
+    """A kernel matrix was close to singular and needed more than the usual jitter."""
 
 
 class IllConditionedError(ArithmeticError):
-    """A kernel matrix has no Cholesky factor, whatever jitter was tried."""
+    """A kernel matrix has no Cholesky factor with any of the jitters tried."""
 
 
 class Side(NamedTuple):
@@ -53,7 +53,7 @@ class Projection(NamedTuple):
 def project(sides: Sequence[Side], jitter: float | None = None) -> list[Projection]:
     """Projectors of all sides; sides of equal ``m`` share one batched Cholesky call.
 
-    With ``D`` and ``jitter`` all but zero, the rows of ``P`` are orthonormal.
+    With ``D`` and ``jitter`` almost zero, the rows of ``P`` are orthonormal.
     """
     jitter = BASE_JITTER if jitter is None else jitter
     by_size: dict[int, list[int]] = {}
@@ -75,9 +75,9 @@ def _factorise(sides: Sequence[Side], base_jitter: float) -> tuple[Tensor, Tenso
     The kernel squares the condition of ``Z``, and a random square ``Z`` can be close to singular: in float32 the projectors
     would be off by about 1e-3. So these small matrices are formed and factorised in float64 where the device has it.
 
-    The jitter is part of ``D²``, so that the kernel and the conditional noise stay consistent. Matrices that fail are tried
-    again with ten times the jitter, the others are left as they are. In float64 the first jitter is far above any rounding,
-    so nothing fails but what is not finite. That becomes NaN where asking would make the host wait for the device.
+    The jitter is part of ``D²``, so that the kernel and the conditional noise stay consistent. Failed matrices are retried
+    with ten times the jitter; the others are kept. In float64 the first jitter is far above any rounding error, so only
+    non-finite matrices fail. They become NaN where a check would make the host wait for the device.
     """
     dtype = sides[0].z.dtype
     precise = dtype if sides[0].z.device.type == "mps" else torch.float64
@@ -105,7 +105,7 @@ def _gram(z: Tensor) -> Tensor:
 
 
 def _report_failure(failed: Tensor, jitter: Tensor, *, finite: bool) -> None:
-    """Warn while larger jitters are left to try, raise when there are none."""
+    """Warn while larger jitters are left to try, else raise."""
     count, total, used = int(failed.sum()), failed.numel(), float(jitter)
     if not finite:
         raise IllConditionedError(

@@ -1,4 +1,4 @@
-"""The posteriors by name. A new one is a line here."""
+"""The posteriors by name. To add one, add a line here."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ POSTERIORS: dict[str, type[Posterior]] = {
 
 
 def posterior_config(name: str, settings: Mapping[str, Any]) -> Any:
-    """The settings of a posterior as its dataclass; unknown names and values are refused."""
+    """Build the settings dataclass of a posterior; unknown names and values are refused."""
     if name not in POSTERIORS:
         raise ValueError(f"unknown posterior {name!r}; choose {_listed(POSTERIORS)}{did_you_mean(name, POSTERIORS)}")
     return make_settings(name, POSTERIORS[name].config_class, settings)
 
 
 def make_settings(name: str, config_class: type, settings: Mapping[str, Any]) -> Any:
-    """The settings of the posterior of that name as their dataclass; unknown ones are refused."""
+    """Build the settings dataclass of the posterior ``name``; unknown settings are refused."""
     known = [field.name for field in fields(config_class)]
     for setting in settings:
         if setting not in known:
@@ -73,7 +73,7 @@ def build_posterior(
     points: Collection[str] = (),
     snapshots: Snapshots = NOTHING_KEPT,
 ) -> Posterior:
-    """A fresh posterior over these layers, with a point estimate in those named as ``points``."""
+    """Build a posterior over these layers, with a point estimate in those named in ``points``."""
     config = posterior_config(name, settings or {})
     if points and not POSTERIORS[name].partial:
         allowed = _listed([known for known, it in POSTERIORS.items() if it.partial])

@@ -1,4 +1,4 @@
-"""A trained distribution that remembers where its training came by, and is drawn from as a mixture (methods card 3)."""
+"""Mixtures over snapshots of a distribution, taken during its training (methods card 3)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Snapshots:
-    """How much of its training a posterior remembers; nothing by default.
+    """How many snapshots training takes and keeps; none by default.
 
     Attributes:
-        taken: how many snapshots are taken in a training run, at equal distances, the last one at its end.
-        kept: how many of the last ones make up the mixture.
+        taken: number of snapshots taken in a training run, equally spaced, the last one at its end.
+        kept: how many of the last ones form the mixture.
     """
 
     taken: int = 0
@@ -32,13 +32,13 @@ class Snapshots:
             )
 
     def due(self, step: int, steps: int) -> bool:
-        """Whether one is to be taken after a step, counted from 1, of so many."""
+        """Whether a snapshot is due after ``step`` of ``steps``, counted from 1."""
         share = self.taken / steps
         return int(step * share + 1e-9) > int((step - 1) * share + 1e-9)
 
 
 def balanced_choice(n: int, members: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
-    """``n`` members' numbers in random order, each as often as any other but for one."""
+    """``n`` member indices in random order; their counts differ by at most one."""
     source = generator.device if generator is not None else device
     rounds = [torch.randperm(members, generator=generator, device=source) for _ in range(-(-n // members))]
     return torch.cat(rounds)[:n].to(device)
@@ -52,9 +52,9 @@ def side_by_side(A: Sequence[Tensor], B: Sequence[Tensor]) -> tuple[tuple[Tensor
 
 
 def take_turns(parts: Sequence[Factors]) -> Factors:
-    """Draws of several members as one set: first the first one of each, then the second ones, and so on.
+    """Interleave the draws of several members: the first draw of each, then the second draw of each, and so on.
 
-    The members come with equally many draws, but for those at the end, which may have one less.
+    All members have equally many draws, except the last ones, which may have one less.
     """
     counts = [part.n for part in parts]
     starts = [sum(counts[:k]) for k in range(len(counts))]

@@ -1,4 +1,4 @@
-"""SWAG-LoRA: a Gaussian whose moments are those of the last iterates of one LoRA in training (methods card 15)."""
+"""SWAG-LoRA: a Gaussian with the moments of the last training iterates of one LoRA (methods card 15)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class SwagConfig:
     """Settings of :class:`SwagPosterior`.
 
     Attributes:
-        start: share of the training after which iterates are collected.
-        iterates: how many are collected from then on, at equal distances, the last one at the end.
-        columns: how many of the last ones make up the low-rank part of the covariance.
+        start: fraction of the training after which iterates are collected.
+        iterates: number of iterates collected from then on, equally spaced, the last one at the end.
+        columns: number of last iterates in the low-rank part of the covariance.
     """
 
     start: float = 0.5
@@ -45,8 +45,8 @@ class SwagConfig:
 class SwagPosterior(PointPosterior):
     """``θ = θ̄ + √½ (σ ⊙ z₁ + D z₂ / √(K − 1))``, with ``θ`` the factors of all layers together.
 
-    ``θ̄`` and ``σ²`` are mean and variance of the iterates, and the ``K`` columns of ``D`` are how far the last of them were from
-    the mean so far. In training every draw is the LoRA itself, and in evaluation too until two iterates have been collected.
+    ``θ̄`` and ``σ²`` are mean and variance of the iterates, and the ``K`` columns of ``D`` are the deviations of the last of them
+    from the running mean. In training every draw is the LoRA itself, and in evaluation too until two iterates are collected.
     """
 
     name = "swag"
@@ -64,12 +64,12 @@ class SwagPosterior(PointPosterior):
 
     @property
     def iterates(self) -> int:
-        """How many iterates have been collected."""
+        """Number of iterates collected."""
         return int(self.get_buffer("collected"))
 
     @torch.no_grad()
     def _after_step(self, step: int, steps: int) -> None:
-        """Collect the iterate where that is due (Welford's method: the variance is not a difference of large numbers)."""
+        """Collect the iterate if it is due (Welford's method: the variance is not a difference of large numbers)."""
         if not self.config.due(step, steps):
             return
         collected = self.get_buffer("collected")
@@ -87,14 +87,14 @@ class SwagPosterior(PointPosterior):
         return [self._tensor(f"{what}_{factor}_{group.key}") for group in self.groups]
 
     def _columns(self, factor: str) -> list[Tensor]:
-        """``D`` of every group, ``[L, K, ...]``: the columns that are filled."""
+        """The filled columns of ``D`` of every group, ``[L, K, ...]``."""
         return [column[:, : min(self.iterates, self.config.columns)] for column in self._part("column", factor)]
 
     def _draw(self, n: int, source: Noise) -> Factors:
         if self.training or self.iterates < 2:
             return self._points(n)
         filled = min(self.iterates, self.config.columns)
-        common = source.normal((1, n, filled))[0] / (2 * (filled - 1)) ** 0.5  # one network in all layers
+        common = source.normal((1, n, filled))[0] / (2 * (filled - 1)) ** 0.5  # common to all layers
 
         def draw(average: Tensor, variance: Tensor, columns: Tensor) -> Tensor:
             own = source.normal((average.shape[0], n, *average.shape[1:]))

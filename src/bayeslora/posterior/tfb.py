@@ -1,4 +1,4 @@
-"""TFB: a Gaussian around a trained LoRA whose width is searched and not trained (methods card 8)."""
+"""TFB: a Gaussian around a trained LoRA, whose width is searched instead of trained (methods card 8)."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Change = Literal["nll", "accuracy"]
 
 @dataclass(frozen=True, kw_only=True)
 class TfbConfig:
-    """Settings of :class:`TfbPosterior`, and of the search for its width.
+    """Settings of :class:`TfbPosterior` and of the search for its width.
 
     Attributes:
-        change: what may change on the anchor questions: ``nll`` relative to its value, or the share of answers.
-        tolerance: by how much.
-        anchors: how many training questions, without their answers.
-        samples: draws for each width that is tried.
-        low: lower end of the interval that is searched first.
-        high: its upper end; the interval is moved where the width lies outside of it.
-        bisections: how often it is halved.
+        change: what is bounded on the anchor questions: the relative change of the ``nll``, or the share of changed answers.
+        tolerance: bound of the change.
+        anchors: number of training questions used, without their answers.
+        samples: draws for each width tried.
+        low: lower end of the first search interval.
+        high: its upper end; the interval is moved if the width lies outside.
+        bisections: number of times it is halved.
         smallest: directions of ``B`` with a singular value below this share of the largest get no noise.
         divide_by_anchors: divide the change by the number of anchors, as the published code does.
-        upper_end: keep the least width found to change too much, as the published code does.
+        upper_end: keep the smallest width found to change too much, as the published code does.
     """
 
     change: Change = "accuracy"
@@ -96,7 +96,7 @@ class TfbPosterior(PointPosterior):
         return Factors(self.groups, tuple(A), point.B)
 
     def _start_from(self, factors: Factors) -> None:
-        """Turn the factors so that the columns of ``B`` are orthogonal; their product stays."""
+        """Rotate the factors so that the columns of ``B`` are orthogonal; their product does not change."""
         turned_A, turned_B = [], []
         for group, A, B in zip(self.groups, factors.A, factors.B, strict=True):
             U, d, Vh = svd(B[:, 0].double())

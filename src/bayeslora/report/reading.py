@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bayeslora.errors import InputError
+from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.result import RunResult
 
 TOLERANCE = 1e-6
 """Tolerance between recomputed and saved metrics."""
@@ -22,6 +24,11 @@ def read_record(path: Path) -> dict[str, Any]:
         if not isinstance(record, dict):
             raise TypeError("no JSON object")
         return record
+
+
+def read_result(directory: RunDirectory) -> RunResult:
+    """Read the result of a run or of an evaluation."""
+    return RunResult.read(read_record(directory.result), directory.result)
 
 
 @contextmanager

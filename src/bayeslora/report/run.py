@@ -11,11 +11,12 @@ from bayeslora.predict.calibrate import Calibration
 from bayeslora.report.blocks import Block, Cards, Columns, Facts, Gallery, Note, Plain, Report, Section
 from bayeslora.report.history import history_block
 from bayeslora.report.questions import answer_drawings, read_answers
-from bayeslora.report.reading import checking, numbers, read_record
+from bayeslora.report.reading import checking, numbers, read_record, read_result
 from bayeslora.report.settings import environment_section, facts, run_settings, shown
 from bayeslora.report.tokens import token_sections
 from bayeslora.report.wording import card, metrics_table
 from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.result import RunResult
 from bayeslora.studies.study import task_name
 
 _CARDS = {
@@ -41,24 +42,24 @@ def run_report(path: Path) -> Report:
     directory = RunDirectory(path)
     if not directory.result.exists():
         raise InputError(f"{path}: the run is not done; give its train command again to go on with it, then report")
-    result = read_record(directory.result)
+    result = read_result(directory)
     config = read_record(directory.config) if directory.config.exists() else None
     with checking(directory.result):
         return _Run(directory, result, config).report()
 
 
 class _Run:
-    def __init__(self, directory: RunDirectory, result: Mapping[str, Any], config: Mapping[str, Any] | None) -> None:
+    def __init__(self, directory: RunDirectory, result: RunResult, config: Mapping[str, Any] | None) -> None:
         self.directory, self.result = directory, result
-        self.config: Mapping[str, Any] = result["config"] if config is None else config
+        self.config: Mapping[str, Any] = result.config if config is None else config
         self.evaluation = config is None
-        self.metrics = numbers(result["metrics"])
-        self.calibrated = numbers(result.get("calibrated", {}).get("metrics", {}))
-        self.intervals = {name: (float(it["low"]), float(it["high"])) for name, it in result["intervals"].items()}
+        self.metrics = numbers(result.metrics)
+        self.calibrated = numbers((result.calibrated or {}).get("metrics", {}))
+        self.intervals = {name: (float(it["low"]), float(it["high"])) for name, it in result.intervals.items()}
 
     def report(self) -> Report:
-        config, split = self.config, self.result["split"]
-        task = task_name(self.result.get("task") or config["task"])
+        config, split = self.config, self.result.split
+        task = task_name(self.result.task or config["task"])
         sections = [self._summary(), *self._predictions(), self._training(), self._calibration()]
         sections += [self._all_metrics(), self._cost(), run_settings(config), self._environment()]
         return Report(
@@ -72,11 +73,11 @@ class _Run:
         found = [
             card(title, name, self.metrics, self.intervals) for name, title in _CARDS.items() if name in self.metrics
         ]
-        samples = self.result.get("samples", self.config["prediction"]["samples"])
+        samples = self.result.samples if self.result.samples is not None else self.config["prediction"]["samples"]
         draws = f"{samples} weight draws where the method draws" if samples else "the posterior mean"
-        counts = shown(self.result["counts"].get(self.result["split"], {}).get("questions", "its"))
+        counts = shown(self.result.counts.get(self.result.split, {}).get("questions", "its"))
         about = f"{counts} questions" if self.directory.predictions.exists() else "every token"
-        told = f"On {about} of the {self.result['split']} split, averaged over {draws}."
+        told = f"On {about} of the {self.result.split} split, averaged over {draws}."
         blocks: list[Block] = [Cards(found), Note(f"{told} As trained." if self.calibrated else told)]
         if self.calibrated:
             rows = [
@@ -103,7 +104,7 @@ class _Run:
         return found
 
     def _training(self) -> Section:
-        history = self.result.get("history") or []
+        history = self.result.history or []
         if not history:
             return Section("Training", [])
         return Section("Training", [history_block(history), Note(self._ended(history))])
@@ -111,7 +112,7 @@ class _Run:
     def _ended(self, history: Sequence[Mapping[str, Any]]) -> str:
         last, times = history[-1], "once" if len(history) == 1 else f"{len(history)} times"
         told = f"{last['step']} steps up to epoch {last['epoch']}, evaluated {times} on the validation split."
-        if self.result.get("stopped_early"):
+        if self.result.stopped_early:
             told += " It stopped early, since validation NLL no longer fell; the best state was kept."
         if not any("kl" in record for record in history):
             told += " This run has not recorded its KL terms."
@@ -145,10 +146,10 @@ class _Run:
 
     def _all_metrics(self) -> Section:
         caption = (
-            f"{shown(self.result['split']).capitalize()} split, as fractions and nats. Intervals are 95 % bootstrap over "
+            f"{shown(self.result.split).capitalize()} split, as fractions and nats. Intervals are 95 % bootstrap over "
             "questions."
             if self.intervals
-            else f"{shown(self.result['split']).capitalize()} split, as fractions and nats."
+            else f"{shown(self.result.split).capitalize()} split, as fractions and nats."
         )
         return Section("All metrics", [metrics_table(self.metrics, self.intervals, caption)])
 
@@ -156,20 +157,20 @@ class _Run:
         groups: list[Facts] = []
         times = {
             name: f"{value:,} steps" if name == "steps" else _seconds(value)
-            for name, value in self.result["timing"].items()
+            for name, value in self.result.timing.items()
         }
         groups.append(facts("time", {name.replace("_seconds", ""): value for name, value in times.items()}))
-        sizes = {f"{name} parameters": f"{count:,}" for name, count in self.result.get("parameters", {}).items()}
-        sizes["peak memory"] = f"{self.result['memory']['peak_bytes'] / 2**30:.2f} GiB"
+        sizes = {f"{name} parameters": f"{count:,}" for name, count in (self.result.parameters or {}).items()}
+        sizes["peak memory"] = f"{(self.result.memory or {})['peak_bytes'] / 2**30:.2f} GiB"
         groups.append(facts("size", sizes))
-        groups += [facts(f"data, {split}", counts) for split, counts in self.result["counts"].items()]
-        if self.result.get("found"):
-            groups.append(facts("found by the method", self.result["found"]))
+        groups += [facts(f"data, {split}", counts) for split, counts in self.result.counts.items()]
+        if self.result.found:
+            groups.append(facts("found by the method", self.result.found))
         return Section("Cost and data", [Columns(groups)])
 
     def _environment(self) -> Section:
-        more = {"processes": self.result.get("processes", 1), "seed": self.result["seed"]}
-        return environment_section(self.result["environment"], more)
+        more = {"processes": self.result.processes or 1, "seed": self.result.seed}
+        return environment_section(self.result.environment or {}, more)
 
 
 def _seconds(value: float) -> str:

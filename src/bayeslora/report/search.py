@@ -10,7 +10,7 @@ from typing import Any
 from bayeslora.errors import InputError
 from bayeslora.figures.pareto import draw_pareto
 from bayeslora.report.blocks import Block, Cards, Drawing, Gallery, Note, Plain, Report, Section
-from bayeslora.report.reading import checking, numbers, read_record
+from bayeslora.report.reading import checking, numbers, read_record, read_result
 from bayeslora.report.settings import environment_section, settings_section
 from bayeslora.report.study import failures_section, runs_section
 from bayeslora.report.wording import card, metrics_table
@@ -117,17 +117,17 @@ def _trials(outcome: Outcome) -> Plain:
 
 def _applied(directory: Path, outcome: Outcome) -> Section:
     """The chosen run on the test split, if it exists; a search extended later may have chosen another."""
-    path = RunDirectory(directory / "chosen").result
+    place = RunDirectory(directory / "chosen")
     chosen = chosen_run(outcome, Space(outcome.tuning.axes, replace(outcome.tuning.run, report_split="validation")))
-    if chosen is None or not path.exists():
+    if chosen is None or not place.result.exists():
         return Section("Chosen run, test split", [])
-    result = read_record(path)
-    with checking(path):
-        if saved_run(result["config"]) != chosen:
+    result = read_result(place)
+    with checking(place.result):
+        if saved_run(result.config) != chosen:
             told = "The search has chosen another run since the one that was trained; tune --apply trains it."
             return Section("Chosen run, test split", [Note(told)])
-        intervals = {name: (float(it["low"]), float(it["high"])) for name, it in result["intervals"].items()}
+        intervals = {name: (float(it["low"]), float(it["high"])) for name, it in result.intervals.items()}
         table = metrics_table(
-            numbers(result["metrics"]), intervals, "The chosen run, trained and evaluated on the test split."
+            numbers(result.metrics), intervals, "The chosen run, trained and evaluated on the test split."
         )
     return Section("Chosen run, test split", [table])

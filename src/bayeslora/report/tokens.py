@@ -17,6 +17,7 @@ from bayeslora.report.blocks import Drawing, Gallery, Note, Plain, Section
 from bayeslora.report.reading import checking, numbers, require_equal
 from bayeslora.report.wording import COT
 from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.result import RunResult
 from bayeslora.runs.solving import solving_metrics
 
 _SHOWN = 20
@@ -26,20 +27,20 @@ _LONG = 80
 """Greatest number of characters of an answer."""
 
 
-def token_sections(path: Path, result: Mapping[str, Any]) -> list[Section]:
+def token_sections(path: Path, result: RunResult) -> list[Section]:
     """Figures and tables of every split with saved tokens; those of the reported split must match its saved metrics."""
-    directory, reported = RunDirectory(path), str(result["split"])
+    directory, reported = RunDirectory(path), str(result.split)
     sections = []
     for split in dict.fromkeys((reported, "validation")):
         if not directory.tokens(split).exists():
             continue
         predictions = read_token_predictions(directory.tokens(split))
         with checking(directory.result):
-            saved = numbers((result if split == reported else result["validation"])["metrics"])
+            saved = numbers(result.metrics if split == reported else (result.validation or {})["metrics"])
         require_equal(directory.result, _of_tokens(saved), predictions.metrics())
         sections.append(_section(split, predictions))
     if directory.solutions.exists():
-        sections.append(_solutions(directory, numbers(result["metrics"])))
+        sections.append(_solutions(directory, numbers(result.metrics)))
     return sections
 
 

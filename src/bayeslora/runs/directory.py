@@ -29,6 +29,7 @@ from filelock import FileLock, Timeout
 from bayeslora.atomic_files import write_json
 from bayeslora.errors import InputError
 from bayeslora.runs.config import differences, saved_run, to_dict
+from bayeslora.runs.result import RunResult
 
 
 @dataclass(frozen=True)
@@ -131,9 +132,10 @@ class RunDirectory:
             return dict(to_dict(saved_run(saved)))
         return saved
 
-    def read_result(self) -> dict[str, Any]:
+    def read_result(self) -> RunResult:
         """The result of a finished run."""
-        return _read_json(self.result, "the run is not done; give the same command again to go on with it")
+        values = _read_json(self.result, "the run is not done; give the same command again to go on with it")
+        return RunResult.read(values, self.result)
 
     def fingerprint(self) -> str:
         """Hash of what predictions depend on: the run's result, which changes with every training, and its calibration."""

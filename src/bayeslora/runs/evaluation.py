@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
-from bayeslora.atomic_files import write_json
 from bayeslora.errors import InputError
 from bayeslora.runs.config import to_dict
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.environment import describe_environment, peak_memory
+from bayeslora.runs.result import RunResult
 from bayeslora.runs.split_evaluation import (
-    SCHEMA,
     EvaluatedSplit,
     TokenEvaluator,
     evaluate_questions,
@@ -30,7 +28,7 @@ def evaluate(
     data_dir: Path | None = None,
     out: Path | None = None,
     reference: Path | None = None,
-) -> dict[str, Any]:
+) -> RunResult:
     """Metrics on a split, in the format of ``result.json``; with ``out`` they are written there with the predictions.
 
     A calibrated run is evaluated as trained, and after calibration under ``calibrated``.
@@ -40,38 +38,37 @@ def evaluate(
     """
     start = time.perf_counter()
     name = task or trained.config.task
-    judged, counts = _judge(trained, find_task(name, data_dir), split, out, reference)
+    evaluated, counts = _evaluate(trained, find_task(name, data_dir), split, out, reference)
     seconds = time.perf_counter() - start
     device = trained.model.device
-    result = {
-        "schema": SCHEMA,
-        "config": to_dict(trained.config),
-        "environment": describe_environment(device),
-        "seed": trained.config.seed,
-        "task": name,
-        "split": split,
-        "samples": trained.samples,
-        "draw_layers": trained.draw_layers,
-        "calibration": {
+    result = RunResult(
+        config=to_dict(trained.config),
+        environment=describe_environment(device),
+        seed=trained.config.seed,
+        task=name,
+        split=split,
+        samples=trained.samples,
+        draw_layers=trained.draw_layers,
+        calibration={
             "temperature": trained.calibration.temperature,
             "posterior_scale": trained.calibration.posterior_scale,
         },
-        "metrics": judged.metrics,
-        "intervals": judged.intervals,
-        "counts": {split: counts},
-        "timing": {"predict_seconds": seconds},
-        "memory": {"peak_bytes": peak_memory(device)},
-        **({} if reference is None else {"reference": str(reference)}),
-        **judged.more,
-    }
+        metrics=evaluated.metrics,
+        intervals=evaluated.intervals,
+        counts={split: counts},
+        timing={"predict_seconds": seconds},
+        memory={"peak_bytes": peak_memory(device)},
+        reference=None if reference is None else str(reference),
+        **evaluated.more,
+    )
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        judged.write(RunDirectory(out))
-        write_json(RunDirectory(out).result, result)
+        evaluated.write(RunDirectory(out))
+        result.write(RunDirectory(out).result)
     return result
 
 
-def _judge(
+def _evaluate(
     trained: TrainedModel, task: Task | TokenTask, split: str, out: Path | None, reference: Path | None
 ) -> tuple[EvaluatedSplit, dict[str, int]]:
     """Metrics, and the number of questions or tokens they are computed on."""
@@ -84,9 +81,9 @@ def _judge(
     if reference is not None:
         read_reference(reference, split)  # fail early
     texts = task.encode(split, trained.loaded.tokenizer, trained.config.data.max_tokens)
-    judge = TokenEvaluator(trained.config, trained.model, trained.loaded, trained.token_predictor(), trained.report)
-    judged = judge(task, split, texts, None if out is None else RunDirectory(out), reference)
-    return judged, {"texts": len(texts), "tokens": sum(len(text.target_ids) for text in texts)}
+    evaluator = TokenEvaluator(trained.config, trained.model, trained.loaded, trained.token_predictor(), trained.report)
+    evaluated = evaluator(task, split, texts, None if out is None else RunDirectory(out), reference)
+    return evaluated, {"texts": len(texts), "tokens": sum(len(text.target_ids) for text in texts)}
 
 
 def require_free(out: Path, *, force: bool) -> None:

@@ -24,9 +24,6 @@ from bayeslora.tasks.boxed import require_checker
 if TYPE_CHECKING:
     from peft import PeftModel
 
-SCHEMA = 1
-"""Version of the format of ``result.json``."""
-
 T = TypeVar("T")
 
 
@@ -151,7 +148,7 @@ def read_reference(path: Path, split: str) -> TokenPredictions:
     """Read scores of the tokens of a split from the directory of a LoRA's run, or of its evaluation."""
     directory = RunDirectory(path)
     result = directory.read_result()
-    method = result["config"]["method"]
+    method = result.config["method"]
     if method != "lora":
         raise InputError(
             f"{path}: is of method {method!r}; give a run of method 'lora' (or its evaluation) as reference"

@@ -201,8 +201,8 @@ class TrainedModel:
 
 
 def _own(directory: RunDirectory) -> Calibration:
-    found = directory.read_result().get("found") if directory.result.exists() else None
-    return Calibration(temperature=found.get("temperature", 1.0) if isinstance(found, dict) else 1.0)
+    found = (directory.read_result().found or {}) if directory.result.exists() else {}
+    return Calibration(temperature=found.get("temperature", 1.0))
 
 
 def _with_answers(task: Task, split: str) -> Sequence[Item]:

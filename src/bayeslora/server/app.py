@@ -30,7 +30,7 @@ from bayeslora.server.openai_schemas import ChatCompletion, ChatRequest, Complet
 from bayeslora.server.replies import ChatReply, CompletionReply, Reply, count_usage
 from bayeslora.server.schemas import ChoicesReply, ChoicesRequest, Evaluation, Health, Model, ModelList
 from bayeslora.server.web import page_routes
-from bayeslora.server.worker import Worker
+from bayeslora.server.worker import ModelWorker
 from bayeslora.tasks import make_item
 
 log = logging.getLogger("bayeslora.server")
@@ -62,8 +62,8 @@ def create_app(
     metrics = Metrics(
         sorted({route.path for route in server.router.routes if hasattr(route, "path")} | {"/", "/openapi.json"})
     )
-    worker = Worker(engine, limits.queue, metrics)
-    metrics.depth = lambda: worker.depth
+    worker = ModelWorker(engine, limits.queue, metrics)
+    metrics.depth.set_function(lambda: worker.depth)
     server.metrics, server.worker, server.dispatcher = metrics, worker, Dispatcher(worker, limits.timeout)
 
     @asynccontextmanager
@@ -102,7 +102,7 @@ class _Endpoints:
         self.samples = engine.trained.samples
         self.dispatcher: Dispatcher
         self.metrics: Metrics
-        self.worker: Worker
+        self.worker: ModelWorker
         self.evaluation = evaluation
         self.created = int(engine.trained.directory.config.stat().st_mtime)
         self.router = self._routes(wants_token=wants_token)

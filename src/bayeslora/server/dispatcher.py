@@ -13,7 +13,7 @@ from fastapi import Request
 
 from bayeslora.server.engine import Answered, Piece, Question, Text, Written
 from bayeslora.server.errors import GONE, Failure, busy
-from bayeslora.server.worker import STOPPING, Closed, Full, Job, TextJob, Worker
+from bayeslora.server.worker import STOPPING, Closed, Full, ModelWorker, QueuedRequest, TextJob
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Dispatcher:
         timeout: seconds after which a request is given up.
     """
 
-    def __init__(self, worker: Worker, timeout: float) -> None:
+    def __init__(self, worker: ModelWorker, timeout: float) -> None:
         self._worker = worker
         self._timeout = timeout
 
     async def ask(self, request: Request, question: Question) -> Answered:
         """The answer to a question."""
-        job: Job[Question, Answered] = Job(question)
+        job: QueuedRequest[Question, Answered] = QueuedRequest(question)
         try:
             with _in_words():
                 self._worker.ask(job)
@@ -49,7 +49,7 @@ class Dispatcher:
 
     async def write(self, request: Request, texts: Sequence[Text]) -> list[Written]:
         """The texts, when all of them are done."""
-        jobs: list[TextJob] = [Job(text) for text in texts]
+        jobs: list[TextJob] = [QueuedRequest(text) for text in texts]
         try:
             with _in_words():
                 self._worker.write(jobs)
@@ -69,7 +69,7 @@ class Dispatcher:
 
             return tell
 
-        jobs: list[TextJob] = [Job(text, told(index)) for index, text in enumerate(texts)]
+        jobs: list[TextJob] = [QueuedRequest(text, told(index)) for index, text in enumerate(texts)]
         for index, job in enumerate(jobs):
             job.future.add_done_callback(told(index))
         deadline = self._deadline()

@@ -19,7 +19,7 @@ from bayeslora.server.hosts import Hosts
 from bayeslora.server.limits import Limits
 from bayeslora.server.server import BACKLOG, Server
 from bayeslora.server.trial import require_sound
-from bayeslora.server.worker import Worker
+from bayeslora.server.worker import ModelWorker
 
 TOKEN_VARIABLE = "BAYESLORA_TOKEN"
 
@@ -97,7 +97,7 @@ def serve(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, told)
-    worker: Worker = app.state.worker
+    worker: ModelWorker = app.state.worker
     try:
         server.run(sockets=[listening])
     finally:

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from bayeslora.server.connections import Connection, Door
 from bayeslora.server.descriptors import ACCEPTED
 from bayeslora.server.limits import Limits
-from bayeslora.server.worker import Worker
+from bayeslora.server.worker import ModelWorker
 
 log = logging.getLogger("bayeslora.server")
 
@@ -38,7 +38,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, limits: Limits, ready: Callable[[], None]) -> None:
         super().__init__(_config(app, limits))
-        self._worker: Worker = app.state.worker
+        self._worker: ModelWorker = app.state.worker
         self._grace = limits.grace
         self._ready = ready
 

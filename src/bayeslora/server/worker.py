@@ -28,7 +28,7 @@ from bayeslora.server.trial import try_out
 Request = TypeVar("Request")
 Result = TypeVar("Result")
 Prepared = TypeVar("Prepared")
-AnyJob = TypeVar("AnyJob", bound="Job[Any, Any]")
+AnyJob = TypeVar("AnyJob", bound="QueuedRequest[Any, Any]")
 
 STOPPING = "the server is about to stop"
 
@@ -49,7 +49,7 @@ class _Unwanted(Exception):
 
 
 @dataclass(eq=False)
-class Job(Generic[Request, Result]):
+class QueuedRequest(Generic[Request, Result]):
     """A request and the place of its result. One that is cancelled before it was begun is never begun.
 
     Attributes:
@@ -93,11 +93,11 @@ class Job(Generic[Request, Result]):
             self.future.set_exception(error)
 
 
-QuestionJob = Job[Question, Answered]
-TextJob = Job[Text, Written]
+QuestionJob = QueuedRequest[Question, Answered]
+TextJob = QueuedRequest[Text, Written]
 
 
-class Worker:
+class ModelWorker:
     """See above.
 
     Args:
@@ -112,7 +112,7 @@ class Worker:
         self._metrics = metrics
         self._questions: deque[QuestionJob] = deque()
         self._texts: deque[TextJob] = deque()
-        self._taken: set[Job[Any, Any]] = set()
+        self._taken: set[QueuedRequest[Any, Any]] = set()
         self._changed = threading.Condition()
         self._closed = False
         self._stopped = threading.Event()
@@ -185,7 +185,7 @@ class Worker:
                 job.future.add_done_callback(partial(self._forget, job))
             self._changed.notify()
 
-    def _forget(self, job: Job[Any, Any], future: Future[Any]) -> None:
+    def _forget(self, job: QueuedRequest[Any, Any], future: Future[Any]) -> None:
         with self._changed:
             self._taken.discard(job)
 
@@ -229,7 +229,7 @@ class Worker:
 
     def _answer(self, ready: Sequence[tuple[QuestionJob, Any]]) -> list[Answered]:
         results = self._engine.answer([job.request for job, _ in ready], [encoded for _, encoded in ready])
-        self._metrics.answers.add(len(results))
+        self._metrics.answers.inc(len(results))
         return results
 
     def _write(self, jobs: Sequence[TextJob]) -> None:
@@ -253,14 +253,14 @@ class Worker:
 
         _require_wanted(jobs)
         results = self._engine.write([job.request for job in jobs], [length for _, length in ready], tell)
-        self._metrics.prompt_tokens.add(sum(one.prompt_tokens for one in results))
-        self._metrics.written_tokens.add(sum(len(one.pieces) for one in results))
+        self._metrics.prompt_tokens.inc(sum(one.prompt_tokens for one in results))
+        self._metrics.written_tokens.inc(sum(len(one.pieces) for one in results))
         return results
 
     def _settle(
         self,
-        ready: Sequence[tuple[Job[Request, Result], Prepared]],
-        work: Callable[[Sequence[tuple[Job[Request, Result], Prepared]]], list[Result]],
+        ready: Sequence[tuple[QueuedRequest[Request, Result], Prepared]],
+        work: Callable[[Sequence[tuple[QueuedRequest[Request, Result], Prepared]]], list[Result]],
     ) -> None:
         """Do the work and hand out results. Where a batch fails, each is tried alone: one may spoil it for all."""
         try:
@@ -285,7 +285,7 @@ class Worker:
         return (text.writing, text.samples) if together else id(job)
 
 
-def _require_wanted(jobs: Sequence[Job[Any, Any]]) -> None:
+def _require_wanted(jobs: Sequence[QueuedRequest[Any, Any]]) -> None:
     if all(job.unwanted for job in jobs):
         raise _Unwanted
 
@@ -307,8 +307,8 @@ def _pick(queue: deque[AnyJob], kind: Callable[[AnyJob], Hashable]) -> list[AnyJ
 
 
 def _prepared(
-    jobs: Sequence[Job[Request, Result]], prepare: Callable[[Request], Prepared]
-) -> list[tuple[Job[Request, Result], Prepared]]:
+    jobs: Sequence[QueuedRequest[Request, Result]], prepare: Callable[[Request], Prepared]
+) -> list[tuple[QueuedRequest[Request, Result], Prepared]]:
     """Jobs with what was made of them; one that cannot be used fails alone."""
     ready = []
     for job in jobs:

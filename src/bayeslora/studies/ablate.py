@@ -45,7 +45,7 @@ from bayeslora.tasks import load_task
 
 
 @dataclass
-class _Study:
+class _Ablation:
     ablation: Ablation
     study: AblationStudy
     variants: Sequence[Variant]
@@ -123,7 +123,7 @@ class _Study:
     def _size(self, label: str) -> Row:
         paths = (RunDirectory(self.jobs[label, seed].path) for seed in self.seeds)
         result = next(path.read_result() for path in paths if path.result.exists())
-        return {PARAMETERS.metric: Cell((result["parameters"]["trainable"],))}
+        return {PARAMETERS.metric: Cell(((result.parameters or {})["trainable"],))}
 
     def _write(self, sections: Mapping[str, QuestionSection]) -> StudyOutcome:
         shown = {title: (section.rows, section.columns) for title, section in sections.items()}
@@ -230,8 +230,8 @@ def ablate(
         return [it.report() for it in studies]
 
 
-def _study(ablation: Ablation, study: AblationStudy, place: Path, runner: Runner) -> _Study:
+def _study(ablation: Ablation, study: AblationStudy, place: Path, runner: Runner) -> _Ablation:
     variants = make_variants(ablation, study.values or ablation.values)
     seeds = study.seeds or ablation.seeds
     jobs = plan_jobs(study, variants, seeds, place / "runs")
-    return _Study(ablation, study, variants, jobs, seeds, place / ablation.name, runner)
+    return _Ablation(ablation, study, variants, jobs, seeds, place / ablation.name, runner)

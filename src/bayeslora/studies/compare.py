@@ -46,7 +46,7 @@ Wanted = Mapping[tuple[str, str, int], Path]
 
 
 @dataclass
-class _Study:
+class _Comparison:
     study: Comparison
     out: Path
     runner: Runner
@@ -227,7 +227,7 @@ def compare(
             _require_learnable(study.method_names, name)
     require_readable(study.shift, data_dir)
     with RunDirectory(out).locked():
-        return _Study(study, out, runner).run()
+        return _Comparison(study, out, runner).run()
 
 
 def _require_learnable(methods: Sequence[str], task: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from bayeslora.errors import InputError
 from bayeslora.figures.table import CALIBRATED, CALIBRATED_COLUMNS, COLUMNS, Cell, Column, Row, best_of
 from bayeslora.predict.predictions import read_epistemic, read_option_counts, read_predictions
 from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.result import RunResult
 
 METRICS = {"acc": metrics.accuracy, "nll": metrics.nll, "ece": metrics.ece}
 SIGNIFICANT = 0.05
@@ -47,7 +48,7 @@ class Evaluated:
     """
 
     seed: int
-    result: Mapping[str, Any]
+    result: RunResult
     ids: tuple[str, ...]
     probabilities: NDArray[np.float64]
     gold: NDArray[np.int64]
@@ -64,17 +65,17 @@ def load_evaluated(path: Path, seed: int) -> Evaluated | None:
     ids, probabilities, gold = read_predictions(directory.predictions)
     epistemic = read_epistemic(directory.predictions)
     result, calibrated = with_calibrated(directory.read_result()), None
-    if "calibrated" in result:
+    if result.calibrated is not None:
         _, calibrated, _ = read_predictions(directory.calibrated)
     options = read_option_counts(directory.predictions)
     return Evaluated(seed, result, tuple(ids), probabilities, gold, epistemic, options, calibrated)
 
 
-def with_calibrated(result: Mapping[str, Any]) -> dict[str, Any]:
+def with_calibrated(result: RunResult) -> RunResult:
     """A result with its main metrics after calibration added under prefixed names."""
-    after = result.get("calibrated", {}).get("metrics", {})
+    after = (result.calibrated or {}).get("metrics", {})
     main = {f"{CALIBRATED}{name}": after[name] for name in PAIRED if name in after}
-    return {**result, "metrics": {**result["metrics"], **main}}
+    return replace(result, metrics={**result.metrics, **main})
 
 
 def with_calibrated_columns(columns: tuple[Column, ...], names: Iterable[str]) -> tuple[Column, ...]:
@@ -120,9 +121,9 @@ def _cells(runs: Sequence[Evaluated], columns: Sequence[Column]) -> dict[str, Ce
     """Cells of the metrics that all runs have."""
     names = [column.metric for column in columns]
     return {
-        name: Cell(tuple(run.result["metrics"][name] for run in runs))
+        name: Cell(tuple(run.result.metrics[name] for run in runs))
         for name in names
-        if runs and all(name in run.result["metrics"] for run in runs)
+        if runs and all(name in run.result.metrics for run in runs)
     }
 
 

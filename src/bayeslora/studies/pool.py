@@ -60,7 +60,7 @@ class Outage(str):
     """Reason of a failure caused by the machine, such as a full disk, and not by the settings: it may succeed later."""
 
 
-class Worker:
+class RunWorker:
     """Executes units of work one by one. Loads the base model at most once; the place may provide a shared one."""
 
     def __init__(self, settings: Settings, place: RunContext | None = None) -> None:
@@ -115,10 +115,10 @@ class Workers:
     """
 
     def __init__(
-        self, settings: Settings, count: int = 1, executor: Executor = "local", here: Worker | None = None
+        self, settings: Settings, count: int = 1, executor: Executor = "local", here: RunWorker | None = None
     ) -> None:
         self._processes = _Processes(settings, count)
-        self._start = _starter(settings, count, executor, here or Worker(settings), self._processes)
+        self._start = _starter(settings, count, executor, here or RunWorker(settings), self._processes)
 
     def __enter__(self) -> Workers:
         return self
@@ -147,7 +147,7 @@ class Workers:
                 note(it, failure)
 
 
-def _starter(settings: Settings, count: int, executor: Executor, here: Worker, processes: _Processes) -> Starter:
+def _starter(settings: Settings, count: int, executor: Executor, here: RunWorker, processes: _Processes) -> Starter:
     if executor == "ray":
         from bayeslora.studies.ray_pool import in_ray
 
@@ -203,13 +203,13 @@ def _until_broken(pool: ProcessPoolExecutor, work: Sequence[StudyJob]) -> Iterat
         return
 
 
-_worker: Worker | None = None
+_worker: RunWorker | None = None
 
 
 def _start_worker(settings: Settings, parent: int) -> None:
     global _worker
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    _worker = Worker(settings)
+    _worker = RunWorker(settings)
 
 
 def _end_with(parent: int) -> None:

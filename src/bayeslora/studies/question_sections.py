@@ -99,7 +99,7 @@ def with_detection(shifted: Evaluated, own: Evaluated) -> Evaluated:
     found = {"shift_auroc_entropy": metrics.shift_auroc(*entropies)}
     if own.epistemic.any() or shifted.epistemic.any():
         found["shift_auroc_epistemic"] = metrics.shift_auroc(own.epistemic, shifted.epistemic)
-    return replace(shifted, result={**shifted.result, "metrics": {**shifted.result["metrics"], **found}})
+    return replace(shifted, result=replace(shifted.result, metrics={**shifted.result.metrics, **found}))
 
 
 def is_shift(columns: Sequence[Column]) -> bool:
@@ -108,6 +108,6 @@ def is_shift(columns: Sequence[Column]) -> bool:
 
 
 def _section(found: Mapping[str, Sequence[Evaluated]], columns: tuple[Column, ...]) -> QuestionSection:
-    names = {name for runs in found.values() for run in runs for name in run.result["metrics"]}
+    names = {name for runs in found.values() for run in runs for name in run.result.metrics}
     shown = with_calibrated_columns(columns, names)
     return QuestionSection(shown, table_rows(found, shown), found)

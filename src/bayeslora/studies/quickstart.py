@@ -18,6 +18,7 @@ from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Reporter, Silent
 from bayeslora.runs.config import AdapterConfig, RunConfig, TrainingConfig
 from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.result import RunResult
 from bayeslora.train.run import RunContext, train
 
 METHODS = ("lora", "bayesian-lora")
@@ -31,7 +32,7 @@ COLUMNS = {"acc": "ACC", "nll": "NLL", "ece": "ECE", "distance_to_truth": "dista
 class Quickstart:
     """Both results by method, and their description."""
 
-    results: dict[str, dict[str, Any]]
+    results: dict[str, RunResult]
     figure: Path
     text: str
 
@@ -78,13 +79,13 @@ def quickstart(
     return Quickstart(results, figure, _describe(results, out, figure))
 
 
-def metrics_table(results: Mapping[str, Mapping[str, Any]]) -> str:
+def metrics_table(results: Mapping[str, RunResult]) -> str:
     """Table with a row per method and one for it after calibration, and a column per main metric."""
     rows = {}
     for method, result in results.items():
-        rows[method] = result["metrics"]
-        if "calibrated" in result:
-            rows[f"{method}, calibrated"] = result["calibrated"]["metrics"]
+        rows[method] = result.metrics
+        if result.calibrated is not None:
+            rows[f"{method}, calibrated"] = result.calibrated["metrics"]
     width = max(map(len, rows))
     head = f"{'':{width}}  " + "  ".join(f"{title:>6}" for title in COLUMNS.values())
     lines = [
@@ -94,9 +95,9 @@ def metrics_table(results: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join([head, *lines])
 
 
-def _describe(results: Mapping[str, Mapping[str, Any]], out: Path, figure: Path) -> str:
-    truth = next(iter(results.values()))["metrics"]["truth_entropy"]
-    questions = next(iter(results.values()))["counts"]["test"]["questions"]
+def _describe(results: Mapping[str, RunResult], out: Path, figure: Path) -> str:
+    truth = next(iter(results.values())).metrics["truth_entropy"]
+    questions = next(iter(results.values())).counts["test"]["questions"]
     run = out / "bayesian-lora"
     return f"""
 SmolLM2-135M, {questions} urns that neither method has seen (the least NLL that can be expected of anybody is {truth:.3f}).

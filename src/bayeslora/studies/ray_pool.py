@@ -15,12 +15,12 @@ from typing import Any
 
 from bayeslora.errors import InputError, first_line
 from bayeslora.studies.plan import Evaluation, StudyJob
-from bayeslora.studies.pool import Settings, Worker
+from bayeslora.studies.pool import RunWorker, Settings
 
 RETRIES = 3
 """How often a run is restarted after its process or its node has died."""
 
-_workers: dict[Settings, Worker] = {}
+_workers: dict[Settings, RunWorker] = {}
 
 
 def in_ray(jobs: Sequence[StudyJob], settings: Settings, workers: int) -> Iterator[tuple[StudyJob, str | None]]:
@@ -93,5 +93,5 @@ def _run(job: StudyJob, settings: Settings) -> str | None:
     """Execute a job in a worker's process, which keeps the base model for the next one."""
     if settings not in _workers:
         _workers.clear()
-        _workers[settings] = Worker(settings)
+        _workers[settings] = RunWorker(settings)
     return _workers[settings](job)

@@ -12,7 +12,7 @@ from bayeslora.runs.config import saved_run, to_dict
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.studies.evaluated import METRICS
 from bayeslora.studies.plan import Job, StudyJob
-from bayeslora.studies.pool import Executor, Settings, Worker, Workers
+from bayeslora.studies.pool import Executor, RunWorker, Settings, Workers
 from bayeslora.tasks import Task, find_task, require_gold
 
 TOLD = (*METRICS, "cot_nll", "cot_ece")
@@ -40,7 +40,7 @@ class Runner:
     def __post_init__(self) -> None:
         if self.workers < 0:
             raise InputError(f"workers is {self.workers}; give at least 1, or 0 to go by what is done")
-        here = Worker(self.settings, self.settings.place(self.report))
+        here = RunWorker(self.settings, self.settings.place(self.report))
         self._workers = Workers(self.settings, self.workers, self.executor, here)
 
     def __enter__(self) -> Runner:
@@ -63,7 +63,7 @@ class Runner:
             nonlocal ended
             ended += 1
             if failure is None:
-                figures = RunDirectory(it.path).read_result()["metrics"]
+                figures = RunDirectory(it.path).read_result().metrics
                 outcome = ", ".join(f"{name} {figures[name]:.4f}" for name in TOLD if name in figures)
             else:
                 self.failures[it.label] = failure
@@ -90,7 +90,7 @@ def _is_done(work: StudyJob) -> bool:
         return place.result.exists()
     if not place.result.exists():
         return False
-    if saved_run(place.read_result()["config"]) != saved_run(RunDirectory(work.run).read_config()):
+    if saved_run(place.read_result().config) != saved_run(RunDirectory(work.run).read_config()):
         raise InputError(
             f"{work.path}: holds the evaluation of another run than {work.run}; remove it, or use a new directory"
         )

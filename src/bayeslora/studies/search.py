@@ -155,5 +155,5 @@ def _validation_nll(path: Path) -> float:
     if not directory.result.exists():
         return math.inf
     result = directory.read_result()
-    seen = [record["validation"]["nll"] for record in result["history"]]
-    return float(min(seen) if result["config"]["training"]["patience"] else seen[-1])
+    seen = [record["validation"]["nll"] for record in result.history or ()]
+    return float(min(seen) if result.config["training"]["patience"] else seen[-1])

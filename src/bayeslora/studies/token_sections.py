@@ -10,6 +10,7 @@ from typing import Any
 from bayeslora.figures.table import Cell, Column, Row
 from bayeslora.predict.token_predictor import read_token_predictions
 from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.result import RunResult
 from bayeslora.studies.evaluated import Places, summary_of
 from bayeslora.tasks import ProblemTask, TokenTask
 
@@ -54,7 +55,7 @@ def token_sections(title: str, task: TokenTask, places: Places, loras: Mapping[i
     """
     if isinstance(task, ProblemTask):
         figures = {
-            method: {seed: _result(path)["metrics"] for seed, path in runs.items()} for method, runs in places.items()
+            method: {seed: _result(path).metrics for seed, path in runs.items()} for method, runs in places.items()
         }
         return {title: _section(PROBLEM_COLUMNS, figures, places)}
     sections = {}
@@ -102,5 +103,5 @@ def _section(
     return TokenSection(columns, rows, record)
 
 
-def _result(path: Path) -> dict[str, Any]:
+def _result(path: Path) -> RunResult:
     return RunDirectory(path).read_result()

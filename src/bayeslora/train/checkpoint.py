@@ -1,7 +1,7 @@
-"""The state of a training run in one safetensors file, which is there whole or not at all.
+"""The state of a training run in one safetensors file, written atomically.
 
-Tensors carry where they belong in their names; counters and history are JSON in the file's header. Everything random is
-a function of the seed and the step, so there are no generators to save.
+Names of tensors say where they belong; counters and history are JSON in the file's header. All randomness is a function of
+the seed and the step, so no generator states are saved.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ VERSION = 1
 
 @dataclass
 class TrainingState:
-    """How far a run has come.
+    """Progress of a run.
 
     Attributes:
         step: optimiser steps done.
         best_nll: least validation NLL so far.
-        best: the parameters that reached it, by name.
+        best: the parameters with that NLL, by name.
         waited: evaluations since then.
         stopped: whether training ended early.
         history: one record per evaluation.
-        train_nll: sum over the questions of the present epoch, and their number.
-        seconds: time spent in training, over all attempts.
-        step_seconds: the part of it that steps took, without evaluations.
+        train_nll: sum over the questions of the current epoch, and their number.
+        seconds: training time, over all attempts.
+        step_seconds: the part of it spent in steps, without evaluations.
     """
 
     step: int = 0
@@ -53,7 +53,7 @@ class TrainingState:
 def save_checkpoint(
     path: Path, state: TrainingState, parameters: Mapping[str, Tensor], optimiser: torch.optim.Optimizer, run: str
 ) -> None:
-    """Write the state of a run: parameters, buffers and the rest; ``run`` tells it from other runs."""
+    """Write the state of a run: parameters, buffers and the rest; ``run`` identifies the run."""
     tensors = {f"parameter.{name}": parameter.detach() for name, parameter in parameters.items()}
     tensors |= {f"best.{name}": value for name, value in state.best.items()}
     for name, parameter in parameters.items():
@@ -68,7 +68,7 @@ def save_checkpoint(
 def load_checkpoint(
     path: Path, parameters: Mapping[str, Tensor], optimiser: torch.optim.Optimizer, run: str
 ) -> TrainingState:
-    """Bring parameters and optimiser back to where the file says; returns the rest of the state."""
+    """Restore parameters and optimiser from a checkpoint; returns the rest of the state."""
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
@@ -98,5 +98,5 @@ def _restore_optimiser(
 
 
 def _without_tensors(state: TrainingState) -> TrainingState:
-    """A shallow copy that ``asdict`` does not copy tensors of."""
+    """A shallow copy without tensors, which ``asdict`` would copy."""
     return TrainingState(**{**vars(state), "best": {}})

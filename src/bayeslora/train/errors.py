@@ -1,4 +1,4 @@
-"""What can go wrong in training through nobody's mistake."""
+"""Training failures that are not errors of the user."""
 
 
 class TrainingDiverged(RuntimeError):
@@ -6,4 +6,4 @@ class TrainingDiverged(RuntimeError):
 
 
 class RunsFailed(RuntimeError):
-    """Some of many runs failed, and the others went on."""
+    """Some of several runs failed; the others continued."""

@@ -1,7 +1,7 @@
-"""What a run will take, before it is begun: parameters, memory, steps and time, with no weight loaded.
+"""Estimates the cost of a run before it starts: parameters, memory, steps and time, without loading any weights.
 
-The model is built on torch's ``meta`` device, where tensors have shapes and no contents. A real training step on it tells
-what the backward pass would keep.
+The model is built on torch's ``meta`` device, whose tensors have shapes but no data. A real training step on it shows what
+the backward pass would keep.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from bayeslora.train.run import adapt, open_task
 from bayeslora.train.task_runner import TaskRunner
 
 ADAM_BYTES = 16
-"""Of every trained scalar: itself, its gradient and two moments, in float32."""
+"""Bytes per trained scalar: its value, its gradient and two moments, in float32."""
 
 GIB = 2**30
 
 REACHED = 0.4
-"""Share of the speed of a matrix product that training reaches, about."""
+"""Approximate share of the speed of a matrix product that training reaches."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run will take on one device.
+    """Estimated cost of a run on one device.
 
     Attributes:
         parameters: of the base model.
-        active_parameters: of those, how many a token passes through.
+        active_parameters: of those, how many a token uses.
         trainable: of the adapter.
         base_bytes: the frozen weights.
         trained_bytes: adapter, gradients and the optimiser's state.
-        activation_bytes: what the backward pass of the largest batch keeps.
+        activation_bytes: kept for the backward pass of the largest batch.
         steps: of the optimiser, if training does not end early.
-        tokens: computed in all of them.
+        tokens: processed in all of them.
         flops: of all steps, forward and backward.
-        seconds: at the speed assumed.
+        seconds: at the assumed speed.
         tflops: that speed.
     """
 
@@ -70,7 +70,7 @@ class Estimate:
 
     @property
     def bytes(self) -> int:
-        """All of the memory."""
+        """Total memory."""
         return self.base_bytes + self.trained_bytes + self.activation_bytes
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,9 +105,9 @@ def _duration(seconds: float) -> str:
 def estimate(
     config: RunConfig, data_dir: Path | None = None, *, device: str = "auto", tflops: float | None = None
 ) -> Estimate:
-    """What a run will take on one device; ``tflops`` is the speed that it really reaches there.
+    """Estimate the cost of a run on one device; ``tflops`` is the speed actually reached there.
 
-    By default that is :data:`REACHED` of the speed of a matrix product on this machine, which is measured.
+    By default that is :data:`REACHED` of the speed of a matrix product, measured on this machine.
     """
     if tflops is not None and not tflops > 0:
         raise InputError(f"tflops is {tflops}; give a number above 0")
@@ -130,7 +130,7 @@ def estimate(
     epochs, size = (config.training.epochs or 1) * _trainings(config), config.training.batch_size or 1
     tokens = sum(map(runner.length, runner.examples)) * epochs
     below = _below(model)
-    runner.config = replace(config, training=replace(config.training, cache_trunk=False))  # meta tensors cannot be kept
+    runner.config = replace(config, training=replace(config.training, cache_trunk=False))  # meta tensors hold no data
     runner.bind(model, None)
     with _lean_attention():
         kept = _kept(model, runner, _largest_batch(runner, config.training.micro_batch or size))
@@ -138,7 +138,7 @@ def estimate(
     backward = (2 if config.training.gradient_checkpointing else 1) * (parameters - idle - below)
     flops = 2.0 * (forward + backward) * tokens
     if config.training.cache_trunk:
-        flops += 2.0 * below * tokens / max(1, epochs)  # once, to be kept
+        flops += 2.0 * below * tokens / max(1, epochs)  # once, to fill the cache
     return Estimate(
         parameters=parameters,
         active_parameters=parameters - idle,
@@ -155,18 +155,18 @@ def estimate(
 
 
 def product_speed(device: torch.device, precision: torch.dtype, size: int = 1024) -> float:
-    """TFLOP/s of a product of two square matrices, the best of some."""
+    """TFLOP/s of a product of two square matrices, the best of several trials."""
     left, right = (torch.ones(size, size, device=device, dtype=precision) for _ in range(2))
     best = math.inf
-    for _ in range(4):  # of which the first also starts the libraries
+    for _ in range(4):  # the first also initialises the libraries
         start = time.perf_counter()
-        float((left @ right)[0, 0])  # waits until it is done
+        float((left @ right)[0, 0])  # waits for the result
         best = min(best, time.perf_counter() - start)
     return 2.0 * size**3 / best / 1e12
 
 
 def _below(model: nn.Module) -> int:
-    """Parameters of the layers below the lowest that is adapted, through which nothing goes back."""
+    """Parameters of the layers below the lowest adapted one, which need no backward pass."""
     root = next(module for module in model.modules() if ATTRIBUTE in module._modules)
     names = find_any_holder(model).layer_names
     stack = Stack.find(root, names)
@@ -177,7 +177,7 @@ def _below(model: nn.Module) -> int:
 
 
 def _trainings(config: RunConfig) -> int:
-    """How often a model is trained: once, or once for each LoRA that the method stands on and was not given."""
+    """Number of training runs: one, or one for each LoRA that the method needs and was not given."""
     method = find_method(config.method)
     if method.fit_post_hoc is None:
         return 1
@@ -185,12 +185,12 @@ def _trainings(config: RunConfig) -> int:
 
 
 def _largest_batch(runner: TaskRunner, size: int) -> Sequence[Named]:
-    """The longest examples: no batch can take more."""
+    """The longest examples, an upper bound for every batch."""
     return sorted(runner.examples, key=runner.length, reverse=True)[:size]
 
 
 def _kept(model: nn.Module, runner: TaskRunner, batch: Sequence[Named]) -> int:
-    """Bytes that a training step keeps for its backward pass, the weights not counted."""
+    """Bytes that a training step keeps for its backward pass, without the weights."""
     weights = {p.untyped_storage()._cdata for p in model.parameters()}
     kept: dict[int, Tensor] = {}
 
@@ -206,7 +206,7 @@ def _kept(model: nn.Module, runner: TaskRunner, batch: Sequence[Named]) -> int:
 
 
 class _Attention(torch.autograd.Function):
-    """Attention as the kernels of a GPU do it: inputs and output are kept, and no matrix of tokens times tokens."""
+    """Attention like a GPU's fused kernels: keeps inputs and output, but no matrix of tokens times tokens."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -217,7 +217,7 @@ class _Attention(torch.autograd.Function):
 
 @contextmanager
 def _lean_attention() -> Iterator[None]:
-    """Inside the block torch's attention is that of a GPU; on ``meta`` it would be the plain formula."""
+    """Use GPU-like attention inside the block; on ``meta`` torch would use the plain formula."""
     own = F.scaled_dot_product_attention
 
     def attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -236,7 +236,7 @@ def _once(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _idle_parameters(model: nn.Module) -> int:
-    """Parameters of experts that a token does not pass through."""
+    """Parameters of experts that a token does not use."""
     config: Any = model.config
     experts, used = getattr(config, "num_experts", None), getattr(config, "num_experts_per_tok", None)
     if not experts or not used:

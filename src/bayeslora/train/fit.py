@@ -1,7 +1,7 @@
 """The training loop: ELBO steps, evaluation, early stopping, checkpoints.
 
-Everything random in a step (order of questions, draws, dropout) follows from the seed and the step's number alone. So a
-run that was interrupted goes on from its checkpoint exactly as if nothing had happened.
+All randomness of a step (order of questions, draws, dropout) follows from the seed and the step's number alone. So an
+interrupted run resumes from its checkpoint exactly as if it had not been interrupted.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Taken(Generic[Lesson]):
-    """A step that was taken, with its figures where they were computed.
+    """A completed step, with its figures still on the device.
 
     Attributes:
         step: its number, from 0.
-        examples: what was learnt from.
+        examples: of the batch.
         kl_weight: weight of the KL.
         learning_rate: of the first group of parameters.
         kl_terms: names of the terms of the KL.
@@ -59,17 +59,17 @@ class Fit(Generic[Lesson]):
     """One training run.
 
     Args:
-        objective: what is learnt, with the adapted model.
+        objective: training objective, with the adapted model.
         examples: the training questions or texts.
-        config: settings, with nothing left open.
+        config: fully resolved settings.
         seed: of everything random.
-        validate: evaluates the model as it is; must report ``nll``.
-        checkpoint: file in which the run's state is kept; nothing is kept without one.
+        validate: evaluates the current model; must report ``nll``.
+        checkpoint: file for the run's state; without one, nothing is saved.
         checkpoint_seconds: time between two checkpoints.
-        run: tells this run from others that might have left a checkpoint there.
-        report: told how it goes.
-        log: told the figures of every step.
-        processes: those that train together.
+        run: identifies this run among others that may have left a checkpoint there.
+        report: receives progress reports.
+        log: receives the figures of every step.
+        processes: the processes that train together.
     """
 
     objective: Objective[Lesson]
@@ -98,7 +98,7 @@ class Fit(Generic[Lesson]):
         self._epochs: int = self._given("epochs")
         self._draws: int = self._given("draws")
         self._taken: _Taken[Lesson] | None = None
-        self._kl: dict[str, float] = {}  # its terms and their weight, at the last step that was looked at
+        self._kl: dict[str, float] = {}  # its terms and their weight, at the last step read
         self._terms: float = sum(map(self.objective.terms, self.examples)) / max(1, len(self.examples))
 
     @property
@@ -112,7 +112,7 @@ class Fit(Generic[Lesson]):
         return self.steps_per_epoch * self._epochs
 
     def __call__(self) -> TrainingState:
-        """Train to the end, from the checkpoint if there is one. The model is left with the parameters to keep."""
+        """Train to the end, resuming from the checkpoint if there is one. Leaves the model with the parameters to keep."""
         state = self._resume()
         clock, saved = time.monotonic() - state.seconds, time.monotonic()
         advance = self.report.stage("training")
@@ -141,7 +141,7 @@ class Fit(Generic[Lesson]):
         return state
 
     def _aim(self) -> None:
-        """Turn the posterior to where the loss of the first batches falls fastest."""
+        """Aim the posterior in the directions in which the loss of the first batches falls fastest."""
         batches = range(min(self._given("aim"), self.steps_per_epoch))
         if not batches:
             return
@@ -151,7 +151,7 @@ class Fit(Generic[Lesson]):
     def _losses_of(self, step: int) -> Iterator[Callable[[], Tensor]]:
         """The loss of this process's share of a batch, in parts that are computed one after another.
 
-        Models keep all activations in evaluation, so where a batch of them may not fit the parts are single examples.
+        In evaluation mode models keep all activations, so where a batch may not fit in memory, the parts are single examples.
         """
         mine, counts = self.processes.share(self._examples_of(step))
         size = 1 if self.config.gradient_checkpointing else self.config.micro_batch or len(mine)
@@ -168,7 +168,7 @@ class Fit(Generic[Lesson]):
     # One step -----------------------------------------------------------------------------------------------------
 
     def _step(self, state: TrainingState) -> None:
-        """Take a step, and look at the figures of the one before: looking at its own would make the host wait for it."""
+        """Take a step, and read the figures of the one before: reading its own would make the host wait for it."""
         before, self._taken = self._taken, self._take_step(state.step)
         state.step += 1
         if before is not None:
@@ -189,7 +189,7 @@ class Fit(Generic[Lesson]):
         for index, pairs in enumerate(parts):
             part = [example for example, _ in pairs]
             noise = torch.Generator(self._device).manual_seed(_mix(self.seed, step, index))
-            # dropout must not follow the noise of the draws, nor be the same everywhere
+            # dropout must neither repeat the noise of the draws nor be the same in all processes
             torch.manual_seed(_mix(self.seed, step, index, 1 + self.processes.rank))
             try:
                 self._holder.draw(draws := min(self._draws, len(part)), noise)
@@ -198,7 +198,7 @@ class Fit(Generic[Lesson]):
             losses = self.objective.losses(part, draws)
             if not all(count for _, count in pairs):
                 losses = losses * losses.new_tensor([count for _, count in pairs])
-            # over the terms that a batch of this size has on average, so that every term of the data weighs the same
+            # divide by the average number of terms of a batch of this size, so that every term of the data weighs the same
             loss = losses.sum() / (len(examples) * self._terms)
             bound = elbo(self._holder, loss, weight, parts=shares, draws=draws)
             self._steps.backward(bound.loss, bound.weighted_kl)
@@ -213,7 +213,7 @@ class Fit(Generic[Lesson]):
         return _Taken(step, examples, weight, rate, tuple(kl_terms), torch.cat([norm.detach().view(1), told_by_all]))
 
     def _note(self, taken: _Taken[Lesson], state: TrainingState) -> None:
-        """Take in the figures of a step; here the host waits until it is done."""
+        """Record the figures of a step; here the host waits until it is done."""
         norm, nll, loss, *terms_of_kl = taken.figures.tolist()
         kl = dict(zip(taken.kl_terms, terms_of_kl, strict=True))
         for value in (loss, norm):
@@ -229,13 +229,13 @@ class Fit(Generic[Lesson]):
             self.log({f"train/{name}": value for name, value in figures.items()}, taken.step + 1)
 
     def _note_last(self, state: TrainingState) -> None:
-        """Take in the figures of the last step, if that has not been done."""
+        """Record the figures of the last step, if not done yet."""
         if self._taken is not None:
             taken, self._taken = self._taken, None
             self._note(taken, state)
 
     def _examples_of(self, step: int) -> list[Lesson]:
-        """The batch of a step: every epoch has an order of its own."""
+        """The batch of a step; every epoch has its own order."""
         epoch, index = divmod(step, self.steps_per_epoch)
         rng = random.Random(f"{self.seed} {epoch}")
         order = list(range(len(self.examples)))
@@ -289,7 +289,7 @@ class Fit(Generic[Lesson]):
         self._note_best(state, metrics["nll"])
 
     def _validate(self) -> dict[str, float]:
-        """All evaluate, as sharded layers need all, and go by the figures of one: others may differ by rounding."""
+        """Evaluate in all processes, as sharded layers require, and use the figures of one: others may differ by rounding."""
         found = dict(self.validate())
         return self.processes.agree(lambda: found)
 

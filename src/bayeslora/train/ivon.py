@@ -13,19 +13,19 @@ from bayeslora.train.steps import Steps
 
 
 class Ivon(torch.optim.Optimizer):
-    """Moves means ``m`` and widths ``σ`` of Gaussians along the natural gradient of the bound.
+    """Updates means ``m`` and widths ``σ`` of Gaussians along the natural gradient of the bound.
 
     With draws ``θ = m + σ ε`` backpropagation gives the mean gradients ``ĝ = ∂L/∂m`` and ``∂L/∂σ = E[ε g]``, and so
 
         ĥ = (∂L/∂σ) / σ,     g ← β₁ g + (1 − β₁) ĝ,     h ← β₂ h + (1 − β₂) ĥ + ½ (1 − β₂)² (h − ĥ)² / (h + δ),
         m ← m − α clip((g / (1 − β₁ᵗ) + δ m) / (h + δ)),     σ = 1 / √(λ (h + δ)).
 
-    ``h`` is kept in ``σ`` alone. The last term of its step keeps ``h + δ`` above zero.
+    ``h`` is stored only through ``σ``. The last term of its step keeps ``h + δ`` above zero.
 
     Args:
         pairs: means with their widths.
         lr: learning rate ``α``.
-        config: the rest.
+        config: other settings.
     """
 
     def __init__(self, pairs: Iterable[tuple[nn.Parameter, nn.Parameter]], lr: float, config: IvonConfig) -> None:
@@ -35,7 +35,7 @@ class Ivon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Take a step along the gradients there are; nothing moves if they are not finite."""
+        """Take a step along the current gradients; nothing is updated if they are not finite."""
         rate = self.param_groups[0]["lr"]
         finite = torch.isfinite(self.norm())
         for mean, sd in self._pairs:
@@ -50,7 +50,7 @@ class Ivon(torch.optim.Optimizer):
     def _move(
         self, mean: nn.Parameter, sd: nn.Parameter, gradient: Tensor, estimate: Tensor, rate: float, finite: Tensor
     ) -> None:
-        """Take a step of one pair, where all gradients are finite, from ``ĝ`` and ``ĥ``."""
+        """Update one pair from ``ĝ`` and ``ĥ``, if all gradients are finite."""
         c, state = self._config, self.state[mean]
         if not state:
             state["momentum"], state["step"] = torch.zeros_like(mean), mean.new_zeros(())
@@ -72,7 +72,7 @@ class Ivon(torch.optim.Optimizer):
 
 
 class IvonSteps(Steps):
-    """IVON on the loss; the prior is part of its steps, so the KL is not looked at.
+    """IVON on the loss; the prior is part of its steps, so the KL is not used.
 
     Args:
         groups: of parameters, from :func:`bayeslora.train.optimise.parameter_groups`: means and their widths.
@@ -94,21 +94,21 @@ class IvonSteps(Steps):
         self._widths = [sd for _, sd in pairs]
 
     def zero_grad(self) -> None:
-        """See :class:`Steps`."""
+        """Clear the gradients of means and widths."""
         super().zero_grad()
         for sd in self._widths:
             sd.grad = None
 
     def gradients(self) -> list[Tensor]:
-        """See :class:`Steps`."""
+        """All gradients of this step so far, those of the widths included."""
         return [*super().gradients(), *(sd.grad for sd in self._widths if sd.grad is not None)]
 
     def backward(self, loss: Tensor, kl: Tensor) -> None:
-        """See :class:`Steps`."""
+        """Backpropagate the loss only."""
         loss.backward()
 
     def step(self) -> Tensor:
-        """See :class:`Steps`."""
+        """Take an IVON step; returns the norm of the gradient."""
         norm = self._ivon.norm()
         self._ivon.step()
         return norm

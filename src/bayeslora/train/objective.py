@@ -20,11 +20,11 @@ from bayeslora.tasks.tokens import EncodedText
 
 
 class Named(Protocol):
-    """Something to learn from."""
+    """A training example with an identifier."""
 
     @property
     def id(self) -> str:
-        """Its name."""
+        """Its identifier."""
 
 
 Lesson = TypeVar("Lesson", bound=Named)
@@ -32,22 +32,22 @@ Learnt = TypeVar("Learnt", bound=Named, contravariant=True)
 
 
 class Objective(Protocol[Learnt]):
-    """What is learnt of one kind of examples."""
+    """Training objective for one kind of examples."""
 
     @property
     def model(self) -> nn.Module:
-        """The model that learns."""
+        """The model being trained."""
 
     def losses(self, examples: Sequence[Learnt], draws: int) -> Tensor:
-        """Cross-entropy ``[B]`` of every example, summed over its terms. They are divided among the draws in use."""
+        """Cross-entropy ``[B]`` of every example, summed over its terms. Examples are divided among the draws in use."""
 
     def terms(self, example: Learnt) -> int:
-        """How many answers or tokens an example consists of."""
+        """Number of answers or tokens in an example."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """A question to learn from."""
+    """A training question."""
 
     id: str
     encoded: Encoded
@@ -56,18 +56,18 @@ class Example:
 
 @dataclass(frozen=True)
 class QuestionObjective:
-    """The right one of a question's options."""
+    """Cross-entropy of the right option of each question."""
 
     scorer: Scorer
     label_smoothing: float = 0.0
 
     @property
     def model(self) -> nn.Module:
-        """See :class:`Objective`."""
+        """The model being trained."""
         return self.scorer.model
 
     def losses(self, examples: Sequence[Example], draws: int) -> Tensor:
-        """See :class:`Objective`."""
+        """Cross-entropy ``[B]`` of every question."""
         scores = self.scorer([example.encoded for example in examples], blocks=draws)
         gold = torch.tensor([example.gold for example in examples]).to(scores.total.device, non_blocking=True)
         return cross_entropy(scores.log_probabilities, gold, scores.present, self.label_smoothing)
@@ -79,17 +79,17 @@ class QuestionObjective:
 
 @dataclass(frozen=True)
 class TokenObjective:
-    """All tokens of a text that are to be predicted."""
+    """Cross-entropy of all target tokens of each text."""
 
     model: nn.Module
     pad_id: int = 0
     label_smoothing: float = 0.0
 
     def losses(self, examples: Sequence[EncodedText], draws: int) -> Tensor:
-        """See :class:`Objective`. Smoothing spreads over the vocabulary."""
+        """Cross-entropy ``[B]`` of every text. Label smoothing spreads over the vocabulary."""
         size = math.ceil(len(examples) / draws)
         rows = [k % draws * size + k // draws for k in range(len(examples))]
-        given = [examples[0]] * (draws * size)  # rows that would be empty hold any text, and do not count
+        given = [examples[0]] * (draws * size)  # empty rows are filled with any text, and do not count
         for row, example in zip(rows, examples, strict=True):
             given[row] = example
         batch = batch_texts(given, self.pad_id, next(self.model.parameters()).device)
@@ -135,9 +135,9 @@ class KLWeight:
     warmup: float = 0.0
 
     def at(self, step: int, steps: int, *, examples: int, batch_size: int, terms: float = 1.0) -> float:
-        """The weight at a step, counted from 0, of so many; the loss beside it is a mean over ``terms`` per example.
+        """The weight at ``step`` of ``steps``, counted from 0; the loss beside it is a mean over ``terms`` per example.
 
-        Only ``elbo`` asks for the terms: the evidence counts every one of them. The others depend on steps alone.
+        Only ``elbo`` uses ``terms``: the evidence counts every one of them. The others depend on steps alone.
         """
         full = kl_weight(self.scaling, examples=examples, batch_size=batch_size, beta=self.beta, step=step)
         if self.scaling == "elbo":

@@ -1,4 +1,4 @@
-"""What AdamW is told: groups of parameters, learning rates over time, and gradients clipped apart."""
+"""Parameter groups, learning-rate schedules and separate gradient clipping."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parameter_kinds(model: nn.Module) -> dict[str, str]:
 
 
 def multiplier_of(kind: str, multipliers: Mapping[str, float]) -> float:
-    """By how much a kind learns faster than the rest; ``weights`` are all point estimates that are not named themselves."""
+    """Learning-rate multiplier of a kind; ``weights`` stands for all point estimates without one of their own."""
     others = multipliers.get("weights", 1.0) if kind.startswith("weights") else 1.0
     return multipliers.get(kind, others)
 
@@ -38,9 +38,9 @@ def multiplier_of(kind: str, multipliers: Mapping[str, float]) -> float:
 def parameter_groups(
     model: nn.Module, learning_rate: float, weight_decay: float, multipliers: Mapping[str, float]
 ) -> list[dict[str, Any]]:
-    """Groups for an optimiser, one for each kind.
+    """Parameter groups for an optimiser, one for each kind.
 
-    Only point estimates are decayed: decay would pull a posterior's scales away from what the KL asks for.
+    Only point estimates are decayed: on a posterior's scales, decay would work against the KL.
     """
     kinds, parameters = parameter_kinds(model), dict(model.named_parameters())
     return [
@@ -57,10 +57,10 @@ def parameter_groups(
 
 
 def clip_apart(groups: Sequence[Mapping[str, Any]], bound: float) -> tuple[Tensor, Tensor]:
-    """Clip the gradient of posterior scales and that of everything else to the same norm, apart; returns both norms.
+    """Clip the gradient of posterior scales and that of all other parameters separately; returns both norms.
 
-    The KL's gradient on the scales is larger than the data's by orders of magnitude. Under one common norm it would
-    shrink the data's gradient to nothing.
+    The KL's gradient on the scales is larger than the data's by orders of magnitude. Under a common norm it would shrink the
+    data's gradient to almost nothing.
     """
     scales = [p for group in groups if group["kind"] == "scale" for p in group["params"]]
     others = [p for group in groups if group["kind"] != "scale" for p in group["params"]]
@@ -83,7 +83,7 @@ def rate_factor(
 ) -> float:
     """Learning rate at a step, counted from 0, relative to its full value.
 
-    A pure function of the step, so that a resumed run needs no scheduler's state.
+    A pure function of the step, so that a resumed run needs no scheduler state.
     """
     rising = math.ceil(warmup * steps)
     if step < rising:

@@ -1,4 +1,4 @@
-"""The optimisers by name. A new one is a kind of :class:`Steps` and a line here."""
+"""The optimisers by name. To add one, add a subclass of :class:`Steps` and a line here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bayeslora.train.steps import JointSteps, SplitSteps, Steps
 
 Groups = Sequence[dict[str, Any]]
 Setting = Callable[[str], Any]
-"""Gives a setting of the training by its name."""
+"""Looks up a training setting by name."""
 
 
 def _adamw(groups: Groups, setting: Setting, model: nn.Module) -> Steps:
@@ -39,6 +39,6 @@ OPTIMISERS: Mapping[str, Callable[[Groups, Setting, nn.Module], Steps]] = {
 
 
 def make_steps(model: nn.Module, setting: Setting) -> Steps:
-    """Steps of the optimiser that the settings name, over all trainable parameters of a model."""
+    """Create the steps of the configured optimiser, over all trainable parameters of a model."""
     rate, decay, multipliers = (setting(name) for name in ("learning_rate", "weight_decay", "rate_multipliers"))
     return OPTIMISERS[setting("optimiser")](parameter_groups(model, rate, decay, multipliers), setting, model)

@@ -1,4 +1,4 @@
-"""The LoRAs that a run stands on: which ones they are, and whether those that were given will do."""
+"""The LoRAs that a run starts from: which ones it needs, and whether the given ones fit."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from bayeslora.runs.config import PredictionConfig, RunConfig, differences, reso
 from bayeslora.runs.directory import RunDirectory
 
 SEED_DISTANCE = 1000
-"""Between the seeds of an ensemble's members: runs of neighbouring seeds share none."""
+"""Distance between the seeds of an ensemble's members, so that runs of neighbouring seeds share none."""
 
 
 def lora_runs(config: RunConfig) -> list[RunConfig]:
-    """The LoRA runs that a made method stands on, resolved. The first has the run's own seed, whatever the method."""
+    """The LoRA runs that a post-hoc method needs, resolved. The first has the run's own seed, whatever the method."""
     method = find_method(config.method)
     count = method.loras(config.adapter.settings) if method.fit_post_hoc is not None else 0
     lora = replace(
@@ -33,9 +33,9 @@ def lora_runs(config: RunConfig) -> list[RunConfig]:
 
 
 def require_origins(config: RunConfig, directory: Path) -> list[str]:
-    """Adapter directories of the LoRAs given to start from; refused where their number or training does not fit.
+    """Adapter directories of the given LoRAs; refused where their number or training does not fit.
 
-    Their paths are relative to the working directory or, as those of a study are, to that of the run.
+    Paths are relative to the working directory or, in a study, to that of the run.
     """
     method = find_method(config.method)
     if method.foreign() is not None:
@@ -55,7 +55,7 @@ def require_origins(config: RunConfig, directory: Path) -> list[str]:
 
 
 def _adapter(path: Path, wanted: Mapping[str, Any] | None) -> Path:
-    """The adapter of a run, or the directory itself if it is one; a run must have been trained as ``wanted``."""
+    """The adapter of a run, or the directory itself if it is one; a run must have the settings ``wanted``."""
     if (path / CONFIG_NAME).exists():
         return path
     directory = RunDirectory(path)
@@ -66,7 +66,7 @@ def _adapter(path: Path, wanted: Mapping[str, Any] | None) -> Path:
     found = directory.read_config()
     if found.get("method") != "lora":
         raise InputError(f"{path}: is a run of method {found.get('method')!r}; give one of method 'lora'")
-    own = {  # any seed will do, a LoRA predicts without draws, and what it was evaluated on does not matter
+    own = {  # any seed will do, a LoRA predicts without draws, and its evaluation does not matter
         name: found.get(name) for name in ("seed", "prediction", "report_split")
     }
     lines = [] if wanted is None else differences({**wanted, **own}, found)

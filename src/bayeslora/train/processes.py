@@ -1,8 +1,8 @@
-"""Several processes that train one adapter: who learns from what, and what they tell each other.
+"""Data-parallel training of one adapter: how processes divide examples and exchange gradients.
 
 A launcher (``accelerate launch``, ``torchrun``) starts them. Every process has the whole posterior and makes the same draws.
-The examples of a step are divided, and gradients are added up: the step is that of one process with all examples. The base
-model is frozen, so nothing of it is ever sent, unless it is sharded (FSDP2), where layers are gathered when they are used.
+The examples of a step are divided and gradients summed: the step is that of one process with all examples. The base model is
+frozen, so none of it is sent, unless it is sharded (FSDP2), where layers are gathered on use.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those that train together; by default it is alone.
+    """This process among those that train together; alone by default.
 
     Attributes:
-        rank: its number.
-        count: how many there are.
-        device: where its model belongs, if the launcher has a say in that.
+        rank: its index.
+        count: number of processes.
+        device: of its model, if the launcher determines it.
     """
 
     rank: int = 0
@@ -39,7 +39,7 @@ class Processes:
 
     @classmethod
     def join(cls, device: str = "auto") -> Processes:
-        """Those that a launcher has started, or this one alone."""
+        """Join the processes that a launcher has started, or use this one alone."""
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return cls()
         if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
@@ -53,11 +53,11 @@ class Processes:
 
     @property
     def main(self) -> bool:
-        """Whether this one writes files and reports."""
+        """Whether this process writes files and reports progress."""
         return self.rank == 0
 
     def agree(self, decide: Callable[[], T]) -> T:
-        """What the main process decides, told to all. What it raises ends all of them, as the launcher sees to it."""
+        """Broadcast the decision of the main process. If it raises, the launcher ends all processes."""
         if self.count == 1:
             return decide()
         told: list[Any] = [decide() if self.main else None]
@@ -66,10 +66,10 @@ class Processes:
         return decided
 
     def share(self, examples: Sequence[T]) -> tuple[list[T], list[float]]:
-        """The examples of this process, and how much each counts.
+        """The examples of this process, and their weights.
 
-        All get as many, since sharded layers are gathered by all at once: where there are not enough, one stands in that
-        does not count.
+        All processes get equally many, since sharded layers are gathered by all at once: where there are not enough, an
+        example of weight zero fills in.
         """
         size = -(-len(examples) // self.count)
         mine = list(examples[self.rank :: self.count])
@@ -87,11 +87,11 @@ class Processes:
 
     @property
     def sharded(self) -> bool:
-        """Whether the launcher was told to shard the base model."""
+        """Whether the launcher is configured to shard the base model."""
         return self.count > 1 and os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
     def shard(self, model: nn.Module, holder: Holder) -> None:
-        """Spread the base model over the processes, layer by layer; the posterior stays whole in each of them."""
+        """Shard the base model over the processes, layer by layer; the posterior stays whole in each of them."""
         if not self.sharded:
             return
         if os.environ.get("FSDP_VERSION", "1") != "2":

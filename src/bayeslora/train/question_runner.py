@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class QuestionRunner(TaskRunner):
-    """See :class:`bayeslora.train.task_runner.TaskRunner`.
+    """Task runner for questions with options.
 
     Args:
         config: the run.
@@ -44,7 +44,7 @@ class QuestionRunner(TaskRunner):
         self._parts: dict[str, Questions] = {}
 
     def encode(self, loaded: LoadedModel) -> None:
-        """See :class:`TaskRunner`."""
+        """Tokenise the questions of all splits."""
         self._loaded = loaded
         data = self.config.data
         for name, split in self._splits.items():
@@ -52,30 +52,30 @@ class QuestionRunner(TaskRunner):
             self._parts[name] = Questions(split.items, encoded)
 
     def bind(self, model: PeftModel, trunk: TrunkCache | None) -> None:
-        """See :class:`TaskRunner`."""
+        """Create scorer and predictor for the adapted model."""
         self._scorer = make_scorer(model, self._loaded, self.config, trunk)
         self._predictor = make_predictor(self._scorer, self._loaded, self.config)
 
     def prepare(self, report: Reporter) -> None:
-        """See :class:`TaskRunner`."""
+        """Cache the outputs of the frozen layers for all questions."""
         encoded = [item for part in self._parts.values() for item in part.encoded]
         advance = report.stage("computing the frozen layers")
         self._scorer.prepare(encoded, self.config.prediction.batch_tokens, advance)
 
     @property
     def objective(self) -> QuestionObjective:
-        """See :class:`TaskRunner`."""
+        """Cross-entropy of the right options."""
         return QuestionObjective(self._scorer, self.config.training.label_smoothing or 0.0)
 
     @property
     def examples(self) -> Sequence[Example]:
-        """See :class:`TaskRunner`."""
+        """The training questions."""
         train = self._parts["train"]
         rows = zip(train.items, train.encoded, require_gold(train.items), strict=True)
         return [Example(item.id, encoded, gold) for item, encoded, gold in rows]
 
     def validate(self, report: Reporter) -> Mapping[str, float]:
-        """See :class:`TaskRunner`."""
+        """Metrics on the validation questions."""
         validation = self._parts["validation"]
         predictions = self._predictor(validation.items, validation.encoded, report.stage("validating"))
         return main_metrics(predictions.metrics())
@@ -83,7 +83,7 @@ class QuestionRunner(TaskRunner):
     def post_hoc_inputs(
         self, posterior: Posterior, loras: Sequence[Factors], report: Reporter
     ) -> QuestionPostHocInputs:
-        """See :class:`TaskRunner`."""
+        """Inputs for a post-hoc fit, with training and validation questions."""
         validation = self._parts["validation"]
 
         def temperature(advance: Advance) -> float:
@@ -102,7 +102,7 @@ class QuestionRunner(TaskRunner):
         )
 
     def calibrate(self, report: Reporter) -> Calibration | None:
-        """See :class:`TaskRunner`. A run that is reported on these very questions is not calibrated on them."""
+        """Calibrate on the validation questions, unless the run is reported on these."""
         part, wanted = self._parts["validation"], self.config.prediction.calibrate == "validation"
         if not wanted or self.config.report_split == "validation" or len(part.items) < FEWEST:
             return None
@@ -113,22 +113,22 @@ class QuestionRunner(TaskRunner):
     def evaluate(
         self, own: Calibration, chosen: Calibration | None, directory: RunDirectory, report: Reporter
     ) -> EvaluatedSplit:
-        """See :class:`TaskRunner`."""
+        """Predict and evaluate the reported split."""
         reported, predictor = self._parts[self.config.report_split], replace(self._predictor, calibration=own)
         advance = report.stage("predicting")
         return evaluate_questions(*predict_both(predictor, reported.items, reported.encoded, chosen, advance), chosen)
 
     def length(self, example: Example) -> int:
-        """See :class:`TaskRunner`."""
+        """Number of tokens of a question."""
         return packed_length(example.encoded)
 
     @property
     def counts(self) -> dict[str, Any]:
-        """See :class:`TaskRunner`."""
+        """Number of questions of every split, and what was left out."""
         return {name: {"questions": len(split), "left_out": dict(split.counts)} for name, split in self._splits.items()}
 
     def fingerprint(self) -> list[object]:
-        """See :class:`TaskRunner`."""
+        """The tokens of the training and validation questions."""
         return [
             (encoded.prompt_ids, encoded.option_ids, item.gold)
             for name in ("train", "validation")
@@ -137,7 +137,7 @@ class QuestionRunner(TaskRunner):
 
 
 def _read(config: RunConfig, task: Task) -> dict[str, Split]:
-    """The splits of a run, with answers, and no more training questions than wanted."""
+    """Read the splits of a run, with answers and at most the configured number of training questions."""
     splits: dict[str, Split] = {name: task.load(name) for name in splits_of(config)}
     limit = config.data.max_train
     if limit is not None:

@@ -1,7 +1,7 @@
 """One run: settings in; adapter, predictions and result out.
 
-The same call goes on with an interrupted run, and returns the result of one that is done. Nothing is written but into
-the run's directory, and everything there is whole at any moment.
+The same call resumes an interrupted run, and returns the result of a finished one. It writes only to the run's directory,
+whose files are complete at any moment.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from bayeslora.adapter import BayesLoraConfig, find_holder
 from bayeslora.adapter.base import find_any_holder
 from bayeslora.adapter.lora import read_lora
-from bayeslora.atomic_files import replacing_directory, tensor_failures, write_json
+from bayeslora.atomic_files import replacing_directory, tensor_failures
 from bayeslora.errors import InputError
 from bayeslora.layer_ranges import upper_layers
 from bayeslora.methods import find_method
@@ -34,7 +34,8 @@ from bayeslora.runs.config import AdapterConfig, RunConfig, flatten, resolve, to
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.environment import describe_environment, forget_peak_memory, peak_memory
 from bayeslora.runs.predictors import load_base
-from bayeslora.runs.split_evaluation import SCHEMA, EvaluatedSplit
+from bayeslora.runs.result import RunResult
+from bayeslora.runs.split_evaluation import EvaluatedSplit
 from bayeslora.tasks import Task, find_task
 from bayeslora.train.checkpoint import TrainingState
 from bayeslora.train.fit import Fit
@@ -51,17 +52,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunContext:
-    """Where a run finds things and whom it tells; none of it changes the outcome.
+    """Resources and callbacks of a run; none of them changes the outcome.
 
     Attributes:
         data_dir: local copies of the benchmarks; without it they are read from the hub.
         device: as for :func:`bayeslora.load_model`.
         report_to: trackers, such as ``tensorboard``.
-        report: told how it goes.
-        checkpoint_seconds: the most work that is lost if the run is killed, in seconds.
-        trust_remote_code: run code that the base model's repository brings along. It is asked for each time and never saved.
-        loaded: the base model, if somebody has loaded it already.
-        trunk: what the frozen layers gave in earlier runs of the same base model with the same layers.
+        report: receives progress reports.
+        checkpoint_seconds: at most this much work is lost if the run is killed, in seconds.
+        trust_remote_code: run code from the base model's repository. It must be given each time and is never saved.
+        loaded: the base model, if it is loaded already.
+        trunk: cached outputs of the frozen layers from earlier runs of the same base model with the same layers.
     """
 
     data_dir: Path | None = None
@@ -78,15 +79,13 @@ class RunContext:
             raise InputError(f"checkpoint_seconds is {self.checkpoint_seconds}; give a number of at least 0")
 
 
-def train(
-    config: RunConfig, out: str | Path, place: RunContext | None = None, *, force: bool = False
-) -> dict[str, Any]:
-    """Run, or go on with, what the settings say, in the directory ``out``; returns what ``result.json`` holds.
+def train(config: RunConfig, out: str | Path, place: RunContext | None = None, *, force: bool = False) -> RunResult:
+    """Run the settings in the directory ``out``, or resume there; returns the contents of ``result.json``.
 
     Args:
         config: the run.
-        out: its directory. One that holds another run is refused.
-        place: where things are; by default everything is found by itself.
+        out: its directory. One with another run is refused.
+        place: resources and callbacks; found automatically by default.
         force: replace another run.
     """
     place = place or RunContext()
@@ -101,12 +100,12 @@ def train(
         return _Run(config, directory, _own_place(place, processes), processes, force=force).execute()
 
 
-def _done(config: RunConfig, directory: RunDirectory, report: Reporter) -> dict[str, Any] | None:
-    """The result of a run that is done already; a directory that holds another one is refused."""
+def _done(config: RunConfig, directory: RunDirectory, report: Reporter) -> RunResult | None:
+    """The result of a finished run; a directory with another run is refused."""
     directory.require_free_or_same(to_dict(config))
     if not directory.result.exists():
         return None
-    directory.checkpoint.unlink(missing_ok=True)  # of a run that was killed when it was all but done
+    directory.checkpoint.unlink(missing_ok=True)  # left by a run that was killed just before its end
     report.say(f"{directory.path}: the run is done already")
     return directory.read_result()
 
@@ -124,7 +123,7 @@ def _require_shareable(config: RunConfig, processes: Processes) -> None:
 
 
 def _own_place(place: RunContext, processes: Processes) -> RunContext:
-    """Where a process of several works: on its own device, and only the main one tells anybody."""
+    """The context of one of several processes: its own device, and reports from the main process only."""
     if processes.count == 1:
         return place
     device = "cpu" if processes.sharded else processes.device or place.device
@@ -189,8 +188,8 @@ class _Run:
         self.report = place.report
         self.force = force
 
-    def execute(self) -> dict[str, Any]:
-        """All input is checked before the directory is touched: a mistake costs no earlier run."""
+    def execute(self) -> RunResult:
+        """Check all input before touching the directory: a mistake costs no earlier run."""
         forget_peak_memory()
         require_trackers(self.place.report_to)
         runner = open_task(self.config, self.place.data_dir)
@@ -207,13 +206,13 @@ class _Run:
         try:
             loras = [read_lora(model, find_holder(model), "default", path) for path in origins]
             return self._train(model, runner, loras)
-        finally:  # the base model may be somebody else's
+        finally:  # the base model may be shared
             if self.config.training.gradient_checkpointing:
                 model.gradient_checkpointing_disable()
             model.unload()
 
     def _origins(self, loaded: LoadedModel) -> list[str]:
-        """Adapters of the LoRAs to start from: those that were given, or those that the method needs, trained first."""
+        """Adapters of the LoRAs to start from: the given ones, or those that the method needs, trained first."""
         if self.config.start_from:
             return require_origins(self.config, self.directory.path)
         runs = lora_runs(self.config)
@@ -226,42 +225,42 @@ class _Run:
             train(config, self.directory.lora(number), place)
         return [str(RunDirectory(self.directory.lora(number)).adapter) for number in range(len(runs))]
 
-    def _train(self, model: PeftModel, runner: TaskRunner, loras: Sequence[Factors]) -> dict[str, Any]:
+    def _train(self, model: PeftModel, runner: TaskRunner, loras: Sequence[Factors]) -> RunResult:
         if self.config.training.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self.processes.shard(model.get_base_model(), find_any_holder(model))
         runner.bind(model, self.place.trunk)
         self.processes.agree(lambda: self.directory.claim(to_dict(self.config), force=self.force))
         runner.prepare(self.report)
-        made = None
+        fitted = None
         if find_method(self.config.method).fit_post_hoc is None:
             if loras:
                 find_holder(model).posterior("default").start_from(loras[0])
             state = self._fit(runner)
         else:
-            made, state = self._fit_post_hoc(model, runner, loras)
-        own, start = made.calibration if made is not None else None, time.perf_counter()
+            fitted, state = self._fit_post_hoc(model, runner, loras)
+        own, start = fitted.calibration if fitted is not None else None, time.perf_counter()
         calibration = own or runner.calibrate(self.report)
         middle = time.perf_counter()
         evaluated = runner.evaluate(own or Calibration(), calibration, self.directory, self.report)
         seconds = {"calibrate_seconds": middle - start, "predict_seconds": time.perf_counter() - middle}
         result = self._result(runner, model, state, evaluated, seconds)
-        if made is not None:
-            result["found"] = dict(made.found)
+        if fitted is not None:
+            result = replace(result, found=dict(fitted.found))
         self.processes.agree(lambda: self._write(model, evaluated, result, calibration))
         return result
 
     def _fit_post_hoc(
         self, model: PeftModel, runner: TaskRunner, loras: Sequence[Factors]
     ) -> tuple[PostHocResult, TrainingState]:
-        """Make the method from its LoRAs; the time it took counts as training, theirs is in their own results."""
+        """Fit the method to its LoRAs; the time counts as training, that of the LoRAs is in their own results."""
         method = find_method(self.config.method)
         assert method.fit_post_hoc is not None
         inputs = runner.post_hoc_inputs(find_holder(model).posterior("default"), loras, self.report)
         start = time.perf_counter()
-        made = method.fit_post_hoc(inputs)
+        fitted = method.fit_post_hoc(inputs)
         model.eval()
-        return made, TrainingState(seconds=time.perf_counter() - start)
+        return fitted, TrainingState(seconds=time.perf_counter() - start)
 
     def _fit(self, runner: TaskRunner) -> TrainingState:
         settings = flatten(to_dict(self.config))
@@ -288,58 +287,57 @@ class _Run:
         state: TrainingState,
         evaluated: EvaluatedSplit,
         seconds: Mapping[str, float],
-    ) -> dict[str, Any]:
+    ) -> RunResult:
         trainable, total = model.get_nb_trainable_parameters()
         device = next(model.parameters()).device
-        return {
-            "schema": SCHEMA,
-            "config": to_dict(self.config),
-            "environment": describe_environment(device),
-            "processes": self.processes.count,
-            "seed": self.config.seed,
-            "split": self.config.report_split,
-            "metrics": evaluated.metrics,
-            "intervals": evaluated.intervals,
-            "counts": runner.counts,
-            "timing": {
+        return RunResult(
+            config=to_dict(self.config),
+            environment=describe_environment(device),
+            processes=self.processes.count,
+            seed=self.config.seed,
+            split=self.config.report_split,
+            metrics=evaluated.metrics,
+            intervals=evaluated.intervals,
+            counts=runner.counts,
+            timing={
                 "train_seconds": state.seconds,
                 "seconds_per_step": state.step_seconds / max(1, state.step),
                 "steps": state.step,
                 **seconds,
             },
-            "memory": {"peak_bytes": peak_memory(device)},
-            "parameters": {"trainable": trainable, "total": total},
-            "history": state.history,
-            "stopped_early": state.stopped,
+            memory={"peak_bytes": peak_memory(device)},
+            parameters={"trainable": trainable, "total": total},
+            history=state.history,
+            stopped_early=state.stopped,
             **evaluated.more,
-        }
+        )
 
     def _write(
-        self, model: PeftModel, evaluated: EvaluatedSplit, result: dict[str, Any], calibration: Calibration | None
+        self, model: PeftModel, evaluated: EvaluatedSplit, result: RunResult, calibration: Calibration | None
     ) -> None:
-        """Adapter and predictions first, the result last: who sees a result can count on the rest."""
+        """Write adapter and predictions first, the result last: a result implies that the rest is there."""
         _save_adapter(model, self.directory.adapter)
         if calibration is not None:
             calibration.save(self.directory.calibration)
         evaluated.write(self.directory)
-        write_json(self.directory.result, result)
+        result.write(self.directory.result)
         self.directory.checkpoint.unlink(missing_ok=True)
 
 
 def open_task(config: RunConfig, data_dir: Path | None) -> TaskRunner:
-    """The run's task, read."""
+    """Open and read the run's task."""
     task = find_task(config.task, data_dir)
     return QuestionRunner(config, task) if isinstance(task, Task) else TokenRunner(config, task)
 
 
 def _save_adapter(model: PeftModel, path: Path) -> None:
-    """Write the adapter's directory, whole or not at all."""
+    """Write the adapter's directory atomically."""
     with replacing_directory(path) as partial, tensor_failures(path):
         model.save_pretrained(str(partial))
 
 
 def _linear_modules(model: torch.nn.Module) -> list[str]:
-    """Names of modules that can be adapted, without the path to them."""
+    """Names of modules that can be adapted, without their paths."""
     linear = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear))
     return sorted({name.rpartition(".")[2] for name in linear})
 
@@ -352,7 +350,7 @@ def _layer_indices(loaded: LoadedModel, adapter: AdapterConfig) -> list[int] | N
 
 
 def _digest(config: RunConfig, fingerprint: Iterable[object]) -> str:
-    """Tells a run from others: its settings and the very tokens it learns from."""
+    """Identifies a run by its settings and the tokens it is trained on."""
     record = json.dumps(to_dict(config), sort_keys=True)
     digest = hashlib.sha256(record.encode())
     for part in fingerprint:

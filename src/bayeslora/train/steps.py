@@ -1,4 +1,4 @@
-"""From the objective to a step: whose gradient reaches which parameters, and by which optimiser."""
+"""Optimiser steps: whose gradient reaches which parameters, and by which optimiser."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from bayeslora.train.optimise import clip_apart
 
 Split = Mapping[str, Literal["kl", "both"]]
-"""Kinds of parameters that SGD moves, along the KL only or along likelihood and KL."""
+"""Kinds of parameters that SGD updates, along the KL only or along likelihood and KL."""
 
 
 class Steps(ABC):
     """Takes optimiser steps.
 
     Attributes:
-        optimiser: the one that remembers something; its state is saved with checkpoints.
+        optimiser: the stateful one; its state is saved with checkpoints.
         groups: all groups of parameters, whose learning rates follow the schedule.
     """
 
@@ -27,14 +27,14 @@ class Steps(ABC):
     groups: list[dict[str, Any]]
 
     def zero_grad(self) -> None:
-        """Forget the gradients of the last step."""
+        """Clear the gradients of the last step."""
         for group in self.groups:
             for parameter in group["params"]:
                 parameter.grad = None
 
     @abstractmethod
     def backward(self, loss: Tensor, kl: Tensor) -> None:
-        """Add the gradients of a part of the batch; both terms come with their weights."""
+        """Add the gradients of a part of the batch; both terms are already weighted."""
 
     def gradients(self) -> list[Tensor]:
         """All gradients of this step so far."""
@@ -43,7 +43,7 @@ class Steps(ABC):
 
     @abstractmethod
     def step(self) -> Tensor:
-        """Move the parameters; returns the norm of the gradient. If that is not finite, they stay where they were."""
+        """Update the parameters; returns the norm of the gradient. If that is not finite, nothing is updated."""
 
 
 class JointSteps(Steps):
@@ -51,7 +51,7 @@ class JointSteps(Steps):
 
     Args:
         groups: of parameters, from :func:`bayeslora.train.optimise.parameter_groups`.
-        clip: bound of the gradient's norm, for posterior scales and the rest apart.
+        clip: bound of the gradient's norm, applied separately to posterior scales and the rest.
         epsilon: of AdamW.
     """
 
@@ -61,11 +61,11 @@ class JointSteps(Steps):
         self._clip = clip
 
     def backward(self, loss: Tensor, kl: Tensor) -> None:
-        """See :class:`Steps`."""
+        """Backpropagate loss and KL together."""
         (loss + kl).backward()
 
     def step(self) -> Tensor:
-        """See :class:`Steps`."""
+        """Clip the gradients and take an AdamW step; returns their norm."""
         norm, scale_norm = clip_apart(self.groups, self._clip)
         _step_if_finite(self.optimiser, norm + scale_norm)
         return norm + scale_norm
@@ -74,13 +74,13 @@ class JointSteps(Steps):
 class SplitSteps(Steps):
     """AdamW along the likelihood, plain SGD along the KL, as BLoB was published (methods card 7).
 
-    A posterior's scales are moved by SGD alone, along both. Only what AdamW sees is clipped.
+    A posterior's scales are updated by SGD alone, along both. Only AdamW's gradient is clipped.
 
     Args:
         groups: of parameters, from :func:`bayeslora.train.optimise.parameter_groups`.
         clip: bound of the norm of AdamW's gradient.
-        split: what SGD moves, and along what.
-        rate: its learning rate, which every kind's multiplier multiplies.
+        split: kinds that SGD updates, and along what.
+        rate: learning rate of SGD, multiplied by every kind's multiplier.
         epsilon: of AdamW.
     """
 
@@ -102,22 +102,22 @@ class SplitSteps(Steps):
         self._kl_gradients: list[Tensor] = []
 
     def zero_grad(self) -> None:
-        """See :class:`Steps`."""
+        """Clear the gradients of likelihood and KL."""
         super().zero_grad()
         self._kl_gradients = []
 
     def gradients(self) -> list[Tensor]:
-        """See :class:`Steps`."""
+        """The gradients of likelihood and KL so far."""
         return [*super().gradients(), *self._kl_gradients]
 
     def backward(self, loss: Tensor, kl: Tensor) -> None:
-        """See :class:`Steps`. The KL goes first: it may share a part of the loss's graph."""
+        """Backpropagate both terms separately. The KL goes first: it may share a part of the loss's graph."""
         found = torch.autograd.grad(kl, self._moved, retain_graph=True, materialize_grads=True)
         self._kl_gradients = list(map(torch.add, self._kl_gradients, found)) if self._kl_gradients else list(found)
         loss.backward()
 
     def step(self) -> Tensor:
-        """See :class:`Steps`. Both gradients are taken where the parameters are before the step."""
+        """Take the steps of AdamW and SGD. Both gradients are those at the parameters before the step."""
         norm, _ = clip_apart(self.optimiser.param_groups, self._clip)
         total = norm + torch.stack([gradient.abs().max() for gradient in self._kl_gradients]).max()
         _step_if_finite(self.optimiser, total)
@@ -130,6 +130,6 @@ class SplitSteps(Steps):
 
 
 def _step_if_finite(optimiser: torch.optim.Optimizer, norm: Tensor) -> None:
-    """Move the parameters, unless the norm of the gradient says otherwise; the device decides, and the host need not wait."""
+    """Update the parameters if the gradient's norm is finite; the device decides, so the host need not wait."""
     optimiser.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
     optimiser.step()

@@ -1,4 +1,4 @@
-"""What a run does with its task, from reading it to judging what was learnt. Every kind of task has its own form of it."""
+"""What a run does with its task, from reading data to evaluation. Every kind of task has its own subclass."""
 
 from __future__ import annotations
 
@@ -23,80 +23,82 @@ if TYPE_CHECKING:
 
 
 class TaskRunner(ABC):
-    """A run's task. Reading comes first, so that whatever is wrong with data is found before the model is loaded; then
-    :meth:`encode`, which needs the tokenizer, and :meth:`bind`, which needs the adapted model; then the rest.
+    """A run's task.
+
+    Data are read first, so that errors in them are found before the model is loaded; then :meth:`encode`, which needs the
+    tokenizer, and :meth:`bind`, which needs the adapted model; then the rest.
 
     Args:
         config: the run.
     """
 
     writes_as_it_evaluates = False
-    """Whether judging fills a file of the directory, which only one process can do."""
+    """Whether evaluation fills a file of the directory, which only one process can do."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
 
     @abstractmethod
     def encode(self, loaded: LoadedModel) -> None:
-        """Make tokens of everything."""
+        """Tokenise all data."""
 
     @abstractmethod
     def bind(self, model: PeftModel, trunk: TrunkCache | None) -> None:
-        """Take the model that learns."""
+        """Attach the adapted model."""
 
     @abstractmethod
     def prepare(self, report: Reporter) -> None:
-        """Do once what can be done before all else."""
+        """Do all one-time computation, such as filling caches."""
 
     @property
     @abstractmethod
     def objective(self) -> Objective[Any]:
-        """What is learnt."""
+        """The training objective."""
 
     @property
     @abstractmethod
     def examples(self) -> Sequence[Named]:
-        """What it is learnt from."""
+        """The training examples."""
 
     @abstractmethod
     def validate(self, report: Reporter) -> Mapping[str, float]:
-        """Figures on the validation split, told while a run goes on; ``nll`` decides when to stop."""
+        """Metrics on the validation split, reported during training; ``nll`` decides when to stop."""
 
     @abstractmethod
     def post_hoc_inputs(self, posterior: Posterior, loras: Sequence[Factors], report: Reporter) -> PostHocInputs:
-        """What there is to make a method from LoRAs."""
+        """Inputs for fitting a method to trained LoRAs."""
 
     def calibrate(self, report: Reporter) -> Calibration | None:
-        """Choose posterior scale and temperature on the validation split; nothing where that cannot be done."""
+        """Choose posterior scale and temperature on the validation split; ``None`` where that is not possible."""
         return None
 
     @abstractmethod
     def evaluate(
         self, own: Calibration, chosen: Calibration | None, directory: RunDirectory, report: Reporter
     ) -> EvaluatedSplit:
-        """Predict what the run is reported by. TaskRunner that takes long is kept in the directory as it goes on.
+        """Predict and evaluate the reported split. Long evaluations are saved to the directory as they go on.
 
         Args:
-            own: what belongs to the method itself, such as the temperature of ``temperature``.
-            chosen: what :meth:`calibrate` found, for figures after calibration.
+            own: calibration of the method itself, such as the temperature of ``temperature``.
+            chosen: result of :meth:`calibrate`, for metrics after calibration.
             directory: of the run.
-            report: told how it goes.
+            report: receives progress reports.
         """
 
     @abstractmethod
     def length(self, example: Any) -> int:
-        """Tokens that an example takes."""
+        """Number of tokens of an example."""
 
     @property
     @abstractmethod
     def counts(self) -> dict[str, Any]:
-        """How much there is of every split, and what was left out."""
+        """Sizes of the splits, and what was left out."""
 
     @abstractmethod
     def fingerprint(self) -> list[object]:
-        """The very tokens that are learnt from and chosen by."""
+        """The tokens used for training and model selection."""
 
 
 def splits_of(config: RunConfig) -> tuple[SplitName, ...]:
-    """What a run reads: one that is about the validation split never sees the test split."""
+    """The splits that a run reads: one that is reported on the validation split never sees the test split."""
     return ("train", "validation") if config.report_split == "validation" else ("train", "validation", "test")

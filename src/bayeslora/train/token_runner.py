@@ -37,7 +37,7 @@ def _require_learnable(config: RunConfig, task: TokenTask) -> None:
 
 
 class TokenRunner(TaskRunner):
-    """See :class:`bayeslora.train.task_runner.TaskRunner`.
+    """Task runner for running text and for problems with solutions.
 
     Args:
         config: the run.
@@ -54,7 +54,7 @@ class TokenRunner(TaskRunner):
             task.load(split)
 
     def encode(self, loaded: LoadedModel) -> None:
-        """See :class:`TaskRunner`."""
+        """Tokenise all splits."""
         self._loaded = loaded
         data, tokenizer = self.config.data, loaded.tokenizer
         lessons = self._task.encode_lessons("train", tokenizer, data.max_tokens)
@@ -65,29 +65,29 @@ class TokenRunner(TaskRunner):
         self._texts = {split: self._task.encode(split, tokenizer, data.max_tokens) for split in others}
 
     def bind(self, model: PeftModel, trunk: TrunkCache | None) -> None:
-        """See :class:`TaskRunner`."""
+        """Create the predictor for the adapted model."""
         self._model = model
         self._predictor = make_token_predictor(model, self._loaded, self.config)
 
     def prepare(self, report: Reporter) -> None:
-        """Nothing is kept of the frozen layers."""
+        """Do nothing: outputs of the frozen layers are not cached."""
 
     @property
     def objective(self) -> TokenObjective:
-        """See :class:`TaskRunner`."""
+        """Cross-entropy of all target tokens."""
         return TokenObjective(self._model, self._predictor.pad_id, self.config.training.label_smoothing or 0.0)
 
     @property
     def examples(self) -> Sequence[EncodedText]:
-        """See :class:`TaskRunner`."""
+        """The training texts."""
         return self._lessons
 
     def validate(self, report: Reporter) -> Mapping[str, float]:
-        """See :class:`TaskRunner`."""
+        """Metrics on the validation texts."""
         return main_metrics(self._predictor(self._texts["validation"], report.stage("validating")).metrics())
 
     def post_hoc_inputs(self, posterior: Posterior, loras: Sequence[Factors], report: Reporter) -> PostHocInputs:
-        """See :class:`TaskRunner`."""
+        """Inputs for a post-hoc fit; the temperature is fitted on the validation texts."""
         return PostHocInputs(
             posterior=posterior,
             loras=loras,
@@ -99,14 +99,14 @@ class TokenRunner(TaskRunner):
     def evaluate(
         self, own: Calibration, chosen: Calibration | None, directory: RunDirectory, report: Reporter
     ) -> EvaluatedSplit:
-        """See :class:`TaskRunner`. Text is reported on the validation split too."""
+        """Predict and evaluate the reported split; running text is also reported on the validation split."""
         predictor = replace(self._predictor, calibration=own)
-        judge = TokenEvaluator(self.config, self._model, self._loaded, predictor, report)
+        evaluate = TokenEvaluator(self.config, self._model, self._loaded, predictor, report)
         reported = self.config.report_split
-        test = judge(self._task, reported, self._texts[reported], directory)
+        test = evaluate(self._task, reported, self._texts[reported], directory)
         if isinstance(self._task, ProblemTask) or reported == "validation":
             return test
-        validation = judge(self._task, "validation", self._texts["validation"], None)
+        validation = evaluate(self._task, "validation", self._texts["validation"], None)
 
         def write(directory: RunDirectory) -> None:
             test.write(directory)
@@ -115,12 +115,12 @@ class TokenRunner(TaskRunner):
         return replace(test, write=write, more={**test.more, "validation": {"metrics": dict(validation.metrics)}})
 
     def length(self, example: EncodedText) -> int:
-        """See :class:`TaskRunner`."""
+        """Number of tokens of a text."""
         return len(example.prompt_ids) + len(example.target_ids)
 
     @property
     def counts(self) -> dict[str, Any]:
-        """See :class:`TaskRunner`."""
+        """Sizes of the splits, and how many training texts were left out."""
         parts = {"train": self._lessons, **self._texts}
         counts: dict[str, Any] = {
             split: {"texts": len(texts), "tokens": sum(len(text.target_ids) for text in texts)}
@@ -131,5 +131,5 @@ class TokenRunner(TaskRunner):
         return counts
 
     def fingerprint(self) -> list[object]:
-        """See :class:`TaskRunner`."""
+        """The tokens of the training and validation texts."""
         return [(text.prompt_ids, text.target_ids) for text in (*self._lessons, *self._texts["validation"])]

@@ -1,4 +1,4 @@
-"""Figures of a run in the trackers people use (TensorBoard, Weights & Biases, MLflow, ...), through accelerate."""
+"""Logging to experiment trackers (TensorBoard, Weights & Biases, MLflow, ...), through accelerate."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Log = Callable[[Mapping[str, float], int], None]
 
 @contextmanager
 def tracking(names: Sequence[str], directory: Path, config: Mapping[str, Any]) -> Iterator[Log | None]:
-    """A function that hands figures to these trackers, or nothing if there are none.
+    """Yield a function that logs figures to these trackers, or ``None`` if there are none.
 
     Args:
         names: trackers, by accelerate's names.
         directory: for those that write files.
-        config: settings of the run, told once.
+        config: settings of the run, logged once.
     """
     if not names:
         yield None

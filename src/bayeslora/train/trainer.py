@@ -1,8 +1,8 @@
 """The ELBO inside transformers' ``Trainer``: every optimiser step has the share of the KL that belongs to its examples.
 
-That is not what adding it to the loss gives. The trainer's loss is a mean over tokens, of which the evidence counts every one.
-It sums over the micro-batches of an accumulated step, and divides by their number only a loss that the model has not
-normalised already; averaging over processes is done by the gradient exchange.
+Adding it to the loss would be wrong. The trainer's loss is a mean over tokens, each of which counts in the evidence. The
+trainer sums over the micro-batches of an accumulated step, and divides by their number only a loss that the model has not
+normalised already; the gradient exchange averages over processes.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ HALF = {torch.bfloat16, torch.float16}
 
 
 class BayesLoraTrainerMixin(_Base):
-    """``class MyTrainer(BayesLoraTrainerMixin, Trainer)``: likelihood plus KL, logged apart.
+    """``class MyTrainer(BayesLoraTrainerMixin, Trainer)``: likelihood plus KL, logged separately.
 
     Works with TRL's ``SFTTrainer`` in place of ``Trainer`` too. TRL multiplies by the output head's weight itself, which
-    would pass by an adapter on the head: then the loss is that of ``Trainer``, from logits.
+    would bypass an adapter on the head: then the loss is that of ``Trainer``, from logits.
 
     Attributes:
         kl_scaling: ``elbo``, ``paper`` or ``blob``, see :func:`bayeslora.posterior.kl_weight`.
@@ -50,7 +50,7 @@ class BayesLoraTrainerMixin(_Base):
         kl_warmup: share of the steps in which the KL's weight rises from zero.
         rate_multipliers: learning rates of kinds of parameters relative to ``args.learning_rate``; by default those that
             the posterior recommends.
-        aim: batches whose gradient a posterior that can is turned to before the first step. None are looked at where
+        aim: number of batches whose gradient sets the initial directions of posteriors that support it. None are used where
             parameters are sharded (FSDP, DeepSpeed).
     """
 
@@ -75,7 +75,7 @@ class BayesLoraTrainerMixin(_Base):
 
     @property
     def kl_weight(self) -> float:
-        """Weight of the KL beside a mean over examples. Beside one over tokens ``elbo`` divides it by those of an example."""
+        """Weight of the KL beside a mean over examples. Beside one over tokens, ``elbo`` divides it by the tokens per example."""
         if not hasattr(self.train_dataset, "__len__"):
             raise ValueError(
                 "the KL's weight needs the number of training examples: give a train_dataset with a length"
@@ -92,8 +92,8 @@ class BayesLoraTrainerMixin(_Base):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """The trainer's own loss, and in training the KL at the same draw."""
-        labels = inputs.get("labels")  # the trainer takes them out where it smooths them
+        """The trainer's own loss, plus the KL at the same draw in training."""
+        labels = inputs.get("labels")  # the trainer removes them where it smooths labels
         if _adapted_head(self.model) is None:
             result = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         else:
@@ -109,7 +109,7 @@ class BayesLoraTrainerMixin(_Base):
         return (bound.total, outputs) if return_outputs else bound.total
 
     def _aim(self) -> None:
-        """Turn the posterior to where the loss of the first batches falls fastest, and leave no other trace."""
+        """Aim the posterior by the gradient of the first batches, without other side effects."""
         if self.aim == 0 or self.is_fsdp_enabled or self.is_deepspeed_enabled:
             return
         devices = [self.args.device] if self.args.device.type == "cuda" else []
@@ -117,16 +117,16 @@ class BayesLoraTrainerMixin(_Base):
         self.model.eval()
         with torch.random.fork_rng(devices):
             prepared = self.get_train_dataloader()
-            loader = getattr(prepared, "base_dataloader", prepared)  # else accelerate counts these batches as training
+            loader = getattr(prepared, "base_dataloader", prepared)  # or accelerate counts these batches as training
             batches = map(self._prepare_inputs, islice(loader, self.aim))
-            # a model keeps all activations in evaluation: where a batch of them may not fit, its rows go one by one
+            # in evaluation mode a model keeps all activations: where a batch may not fit, its rows are run one by one
             inputs = (part for it in batches for part in (_rows(it) if self.args.gradient_checkpointing else [it]))
             processes = Processes(self.args.process_index, self.args.world_size)
             find_holder(self.model).aim((partial(self.compute_loss, self.model, it) for it in inputs), processes.add_up)
         self.model.train(training)
 
     def _terms(self, labels: Tensor | None, num_items_in_batch: Tensor | int | None) -> Tensor | float:
-        """Labels per example over which the loss is a mean: those of the whole step where the trainer has counted them."""
+        """Labels per example over which the loss is a mean: those of the whole step if the trainer has counted them."""
         if self.kl_scaling != "elbo" or labels is None:
             return 1.0
         if num_items_in_batch is None:
@@ -136,7 +136,7 @@ class BayesLoraTrainerMixin(_Base):
         return torch.as_tensor(num_items_in_batch).clamp(min=1) / examples
 
     def _micro_batches(self, num_items_in_batch: Tensor | int | None) -> int:
-        """By how much the KL must be divided here: the trainer does it itself unless the loss is normalised already."""
+        """Divisor of the KL; 1 where the trainer divides the loss itself, which it does unless that is normalised already."""
         normalised = getattr(self, "loss_is_scaled_for_ga", None)  # transformers before 5.20 has no such switch
         if normalised is None:
             by_model = self.model_accepts_loss_kwargs and num_items_in_batch is not None
@@ -144,9 +144,9 @@ class BayesLoraTrainerMixin(_Base):
         return self.current_gradient_accumulation_steps if normalised else 1
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Bound the gradient of posterior scales before the trainer clips everything by one norm.
+        """Clip the gradient of posterior scales before the trainer clips everything by one norm.
 
-        The KL's gradient on them is larger than the data's by orders of magnitude, and would shrink it to nothing.
+        The KL's gradient on them is larger than the data's by orders of magnitude, and would shrink it to almost nothing.
         """
         loss: Tensor = super().training_step(*args, **kwargs)
         if self.args.max_grad_norm and self.accelerator.sync_gradients and not self.args.fp16:
@@ -156,7 +156,7 @@ class BayesLoraTrainerMixin(_Base):
         return loss
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """The trainer's optimiser, with a group for each kind of the posterior's parameters."""
+        """Create the trainer's optimiser, with a group for each kind of the posterior's parameters."""
         fresh = self.optimizer is None
         optimiser: torch.optim.Optimizer = super().create_optimizer(*args, **kwargs)
         if fresh:
@@ -180,7 +180,7 @@ class BayesLoraTrainerMixin(_Base):
         }
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """No weight decay on the posterior: it would pull scales away from what the KL asks for."""
+        """Exclude the posterior from weight decay, which would work against the KL on its scales."""
         return [name for name in super().get_decay_parameter_names(model) if f"{ATTRIBUTE}." not in name]
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -196,14 +196,14 @@ class BayesLoraTrainerMixin(_Base):
 
 
 def _require_gradients_of_adam(model: nn.Module) -> None:
-    """Refuse a posterior whose widths only its own optimiser may move."""
+    """Refuse a posterior whose widths only its own optimiser may update."""
     holder = find_holder(model)
     if any(isinstance(holder.posterior(name), IvonPosterior) for name in holder.active):
         raise ValueError("posterior 'ivon' is trained by steps of its own; use bayeslora train --method ivon")
 
 
 def _rows(inputs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every row of a batch as one of its own."""
+    """Yield every row of a batch as a batch of its own."""
     count = len(inputs["input_ids"])
     for row in range(count):
         yield {
@@ -213,14 +213,14 @@ def _rows(inputs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _counted(loss: Tensor, labels: Tensor | None) -> Tensor:
-    """The loss, or zero where no label counts: its mean over nothing is no number, and would make every parameter none."""
+    """The loss, or zero where no label counts: the mean over no labels is NaN, and would spread to every parameter."""
     if labels is None:
         return loss
     return torch.where((labels.to(loss.device) != IGNORED).any(), loss, torch.zeros_like(loss))
 
 
 class _Steps(TrainerCallback):
-    """Sees that posteriors can be trained, and tells them of every optimiser step before the trainer clears the gradients."""
+    """Checks that posteriors can be trained, and calls them after every optimiser step, before gradients are cleared."""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         found = {parameter.dtype for parameter in find_holder(model).parameters()} & HALF
@@ -232,12 +232,12 @@ class _Steps(TrainerCallback):
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         holder = find_holder(model)
-        raise_versions(holder.parameters())  # DeepSpeed's optimisers are none of torch's
+        raise_versions(holder.parameters())  # DeepSpeed's optimisers are not torch's
         holder.after_step(state.global_step + 1, state.max_steps)
 
 
 class _Start(TrainerCallback):
-    """Does something before the first step, unless training goes on from a checkpoint."""
+    """Calls a function before the first step, unless training resumes from a checkpoint."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         self._act = act
@@ -252,7 +252,7 @@ class BayesLoraTrainer(BayesLoraTrainerMixin, Trainer):
 
 
 def _adapted_head(model: nn.Module) -> BayesLoraLinear | None:
-    """The output head, if it has an adapter of ours."""
+    """The output head, if it has one of our adapters."""
     find: Any = getattr(model, "get_output_embeddings", lambda: None)
     head = find()
     return head if isinstance(head, BayesLoraLinear) else None
@@ -260,7 +260,7 @@ def _adapted_head(model: nn.Module) -> BayesLoraLinear | None:
 
 @contextmanager
 def _hidden_head(model: Any) -> Iterator[None]:
-    """Inside the block an adapted output head looks like a plain one; TRL refuses to start otherwise."""
+    """Make an adapted output head look like a plain one inside the block; TRL refuses to start otherwise."""
     head = _adapted_head(model) if isinstance(model, PeftModel) else None
     if head is None:
         yield
@@ -274,9 +274,9 @@ def _hidden_head(model: Any) -> Iterator[None]:
 
 
 def restore_full_precision(model: nn.Module) -> None:
-    """Bring posteriors back to float32, in place.
+    """Cast posteriors back to float32, in place.
 
-    Some trainers cast every trainable parameter to bfloat16, in which a step of usual size is lost on a scale's logit.
+    Some trainers cast every trainable parameter to bfloat16, whose rounding swallows a usual step of a scale's logit.
     """
     for parameter in find_holder(model).parameters():
         if parameter.dtype in HALF:

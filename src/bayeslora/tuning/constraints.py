@@ -6,9 +6,9 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from bayeslora.errors import InputError, did_you_mean
+from bayeslora.runs.result import RunResult
 
 METRICS = ("acc", "nll", "ece", "brier", "adaptive_ece", "classwise_ece", "mce", "aurc", "confidence", "entropy")
 COSTS = ("train_seconds", "seconds_per_step", "predict_seconds", "trainable_parameters")
@@ -71,7 +71,7 @@ def parse_constraint(text: str) -> Constraint:
     return Constraint(outcome, comparison == "<=", -number if sign == "-" else number, relation)
 
 
-def outcomes_of(result: Mapping[str, Any]) -> dict[str, float]:
+def outcomes_of(result: RunResult) -> dict[str, float]:
     """Outcomes in a run's ``result.json`` that can be constrained."""
-    costs = {**result["timing"], "trainable_parameters": float(result["parameters"]["trainable"])}
-    return {name: float(result["metrics"][name]) for name in METRICS} | {name: float(costs[name]) for name in COSTS}
+    costs = {**result.timing, "trainable_parameters": float((result.parameters or {})["trainable"])}
+    return {name: float(result.metrics[name]) for name in METRICS} | {name: float(costs[name]) for name in COSTS}

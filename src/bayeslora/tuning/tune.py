@@ -20,7 +20,7 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -30,8 +30,9 @@ from bayeslora.models.device import resolve_device
 from bayeslora.progress import Reporter
 from bayeslora.runs.config import RunConfig, to_dict
 from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.result import RunResult
 from bayeslora.studies.plan import Job, StudyJob
-from bayeslora.studies.pool import Executor, Outage, Settings, Worker, Workers
+from bayeslora.studies.pool import Executor, Outage, RunWorker, Settings, Workers
 from bayeslora.tasks import load_task
 from bayeslora.train.errors import RunsFailed
 from bayeslora.train.run import train
@@ -59,7 +60,7 @@ class Tuned:
 
     outcome: Outcome
     text: str
-    applied: Mapping[str, Any] | None = None
+    applied: RunResult | None = None
 
 
 def tune(
@@ -104,7 +105,7 @@ def tune(
         )
     with RunDirectory(out).locked():
         log = open_log(out / "trials.json", to_dict(tuning))
-        here = Worker(settings, place)
+        here = RunWorker(settings, place)
         search = _Search(tuning, space, out, log, here, place.report)
         with Workers(settings, workers, executor, here) as crew:
             outcome = search.run(crew)
@@ -119,7 +120,7 @@ def tune(
 
 
 class _Search:
-    def __init__(self, tuning: Tuning, space: Space, out: Path, log: Log, here: Worker, report: Reporter) -> None:
+    def __init__(self, tuning: Tuning, space: Space, out: Path, log: Log, here: RunWorker, report: Reporter) -> None:
         self.tuning, self.space, self.out, self.log = tuning, space, out, log
         self.here, self.report = here, report
 
@@ -133,7 +134,7 @@ class _Search:
                 return outcome
             self.log.plan(new)
 
-    def train(self, config: RunConfig, path: Path, *, force: bool = False) -> dict[str, Any]:
+    def train(self, config: RunConfig, path: Path, *, force: bool = False) -> RunResult:
         """Train one run in this process, with the base model loaded by its worker."""
         is_done = RunDirectory(path).result.exists() and not force
         return train(config, path, self.here.place if is_done else self.here.prepared(config), force=force)

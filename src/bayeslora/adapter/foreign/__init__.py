@@ -1,4 +1,4 @@
-"""Stochastic adapters of PEFT's own, by name: PEFT makes, computes and saves them; we only say when they sample."""
+"""PEFT's own stochastic adapters, by name: PEFT creates, computes and saves them; we only control when they sample."""
 
 from bayeslora.adapter.foreign.holder import ForeignHolder
 from bayeslora.adapter.foreign.monteclora import MontecloraHolder, MontecloraSettings

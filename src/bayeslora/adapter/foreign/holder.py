@@ -1,19 +1,19 @@
-"""Draws from an adapter that PEFT has written: its layers sample by themselves, in the forward pass and in training only.
+"""Draws from PEFT's own adapters, whose layers sample by themselves, in the forward pass and in training only.
 
-The holder stands between such a layer and its caller. Where draws are wanted, it cuts the batch into one block per draw,
-lets torch's random numbers start from a seed of that draw and layer, and calls the layer as if in training; where the mean
-is wanted, as if not. Nothing else of the layer changes, and neither does torch's global random state.
+The holder wraps the forward pass of such a layer. For draws, it splits the batch into one block per draw, seeds torch's
+random numbers for that draw and layer, and calls the layer as if in training; for the mean, as if in evaluation. Nothing else
+of the layer changes, and neither does torch's global random state.
 
 ===============  ==================================================================
-training         as PEFT has it: noise from torch's global random numbers
-evaluation       as PEFT has it: the mean
-:meth:`draw`     those seeds, until another call says otherwise
+training         PEFT's behaviour: noise from torch's global random numbers
+evaluation       PEFT's behaviour: the mean
+:meth:`draw`     the seeds of that call, until another call changes that
 ===============  ==================================================================
 
 A layer called twice with the same input gets the same noise twice. So gradients are right under gradient checkpointing,
-and a prediction follows from the seed and the batch that the question is in. Where noise belongs to weights (MonteCLoRA),
-a draw is one network for all questions, as ours are. Where it belongs to tokens (PVeRA), a prediction depends, unlike
-ours, on how questions are batched.
+and a prediction is determined by the seed and the batch of the question. Where noise belongs to weights (MonteCLoRA), a
+draw is one network for all questions, as with our posteriors. Where it belongs to tokens (PVeRA), a prediction depends,
+unlike with ours, on how questions are batched.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
 
 Note = tuple[nn.Module, str, Tensor]
-"""A buffer, and whose it is."""
+"""A buffer and its owner."""
 
 
 class ForeignHolder(Holder):
-    """Switches the sampling of an adapter of PEFT's own. It has no tensors, and is not saved.
+    """Controls the sampling of one of PEFT's own adapters. It has no tensors, and is not saved.
 
     Args:
-        model: with the adapter.
+        model: the adapted model.
     """
 
     config_class: ClassVar[type]
     """Dataclass of the settings, validated at construction."""
 
     hints: ClassVar[TrainingHints] = TrainingHints()
-    """How an optimiser treats its parameters; kinds are those of names that contain a word."""
+    """How an optimiser treats its parameters; kinds are matched by a word in the name."""
 
     partial: ClassVar[bool] = False
     """Whether some layers may have a point estimate instead."""
@@ -65,7 +65,7 @@ class ForeignHolder(Holder):
             raise ValueError("PEFT made no layer that samples")
         for number, layer in enumerate(self._layers.values()):
             layer.forward = partial(self._forward, number, layer, layer.forward)
-        self._seeds: tuple[int, ...] | None = None  # one per draw; none at all: the mean; nothing: as PEFT has it
+        self._seeds: tuple[int, ...] | None = None  # one per draw; (): the mean; None: PEFT's behaviour
 
     @classmethod
     @abstractmethod
@@ -79,11 +79,11 @@ class ForeignHolder(Holder):
         layers: Sequence[int] | None,
         seed: int,
     ) -> PeftConfig:
-        """The adapter as PEFT is told of it."""
+        """PEFT's configuration of the adapter."""
 
     @classmethod
     def adapt(cls, base: nn.Module, config: PeftConfig, seed: int) -> PeftModel:
-        """Put the adapter on a base model; the seed is that of its initial values."""
+        """Put the adapter on a base model, with initial values from the seed."""
         from peft import get_peft_model
 
         with seeded(seed, next(base.parameters()).device):
@@ -97,15 +97,15 @@ class ForeignHolder(Holder):
 
     @classmethod
     def attach(cls, model: PeftModel) -> None:
-        """Give an adapted model its holder. It hangs outside of the base model, which :meth:`unload` gives back clean."""
+        """Add the holder to an adapted model, outside of the base model, so that :meth:`unload` returns that unchanged."""
         setattr(model, ATTRIBUTE, cls(model))
 
     @classmethod
     def kind(cls, name: str) -> str:
-        """What a parameter is to an optimiser, by its name (see :class:`bayeslora.posterior.Posterior`)."""
+        """Kind of a parameter for the optimiser, by name (see :class:`bayeslora.posterior.Posterior`)."""
         return next((kind for word, kind in cls.hints.kinds.items() if word in name), "weights")
 
-    # What training and prediction ask for ---------------------------------------------------------------------------
+    # Interface for training and prediction ----------------------------------------------------------------------------
 
     @property
     def layer_names(self) -> list[str]:
@@ -121,9 +121,9 @@ class ForeignHolder(Holder):
         layers: str = "all",
         fan_out: bool = False,
     ) -> None:
-        """Choose the seeds of ``n`` draws and use them until told otherwise.
+        """Choose the seeds of ``n`` draws and use them until another call changes that.
 
-        PEFT makes the noise, so ``variates`` cannot arrange it, and batches are never repeated (:attr:`fans_out`).
+        PEFT generates the noise, so ``variates`` has no effect, and batches are never repeated (:attr:`fans_out`).
         """
         if n < 1:
             raise ValueError(f"number of draws must be at least 1, got {n}")
@@ -133,40 +133,40 @@ class ForeignHolder(Holder):
         self._seeds = tuple(torch.randint(2**62, (n,), generator=generator, device=device).tolist())
 
     def narrow(self, first: int, count: int) -> None:
-        """Of the draws in use, use ``count`` from number ``first`` on."""
+        """Keep ``count`` of the draws in use, starting with number ``first``."""
         self._seeds = (self._seeds or ())[first : first + count]
 
     def deterministic(self) -> None:
-        """No noise until told otherwise, in training too."""
+        """Disable noise until another call changes that, in training too."""
         self._seeds = ()
 
     def restoring(self) -> AbstractContextManager[None]:
-        """On leaving the block, what is in use now is in use again, and what sampling left in buffers is gone."""
+        """Context manager that restores the current draws, and the buffers that sampling changes, on exit."""
         return _Restoring(self)
 
     def draw_count(self, samples: int) -> int:
-        """As many as there may be."""
+        """All draws of the budget: no two are equal."""
         return samples
 
     def kl(self) -> KL:
-        """Nothing: what PEFT's own adapters are pulled to, if anything, is in their penalty."""
+        """No terms: the regularisation of PEFT's own adapters, if any, is in their penalty."""
         return KL()
 
     # One layer --------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _adapts(self, module: nn.Module) -> bool:
-        """Whether it is a layer of the adapter."""
+        """Whether a module is a layer of the adapter."""
 
     def _renew(self, layer: nn.Module) -> None:
-        """Make a layer forget noise that it has drawn ahead; most have none."""
+        """Discard noise that a layer has drawn ahead; most have none."""
 
     def _notes(self) -> list[Note]:
-        """Buffers in which layers note what they have sampled; most have none."""
+        """Buffers in which layers record their samples; most have none."""
         return []
 
     def _forward(self, number: int, layer: nn.Module, forward: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """The layer's own forward pass, block by block where there are draws."""
+        """Run the layer's own forward pass, once per draw on its block of the batch."""
         if self._seeds is None:
             return forward(x, *args, **kwargs)
         if not self._seeds:
@@ -186,7 +186,7 @@ class ForeignHolder(Holder):
 
 
 class _Restoring(AbstractContextManager[None]):
-    """A plain object, as that of :class:`bayeslora.adapter.PosteriorHolder`: dropped without being entered, it changes
+    """A plain object, like that of :class:`bayeslora.adapter.PosteriorHolder`: without being entered, it changes
     nothing."""
 
     def __init__(self, holder: ForeignHolder) -> None:
@@ -200,9 +200,9 @@ class _Restoring(AbstractContextManager[None]):
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Inside the block torch's random numbers start from the seed; after it they go on as if nothing had happened.
+    """Seed torch's random numbers inside the block, and restore their state after it.
 
-    Those of the CPU and of the device: ``torch.manual_seed`` would seed all devices, and takes a hundred times as long.
+    Only those of the CPU and of the device: ``torch.manual_seed`` would seed all devices, and takes a hundred times as long.
     """
     generators = [torch.default_generator]
     if device.type == "cuda":
@@ -219,7 +219,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _as_if(layer: nn.Module, *, training: bool) -> Iterator[None]:
-    """Inside the block the layer takes itself, but not the modules in it (dropout), to be in training or not."""
+    """Put the layer, but not the modules in it (dropout), into training or evaluation mode inside the block."""
     kept, layer.training = layer.training, training
     try:
         yield

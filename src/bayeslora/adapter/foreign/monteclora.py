@@ -1,7 +1,7 @@
-"""MonteCLoRA as PEFT has it: LoRA whose factor ``A`` is, in training, a random mixture of noisy copies of itself.
+"""PEFT's MonteCLoRA: LoRA whose factor ``A`` is, in training, a random mixture of noisy copies of itself.
 
 The noise is Gaussian with a Wishart covariance, and the weights of the mixture follow a Dirichlet distribution
-(https://arxiv.org/abs/2411.04358). PEFT's loss on both, weighted as PEFT weighs it, is our penalty.
+(https://arxiv.org/abs/2411.04358). PEFT's loss on both, with PEFT's weights, is our penalty.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
 
 MOST_SAMPLES = 16
-"""PEFT computes a gamma function of the sum over the mixture, which leaves float32 from about 20 copies on."""
+"""PEFT computes a gamma function of the sum over the mixture, which overflows float32 from about 20 copies on."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class MontecloraSettings:
 
 
 class MontecloraHolder(ForeignHolder):
-    """Draws from MonteCLoRA, in prediction too, where PEFT itself uses the mean. A draw is one network, as ours are."""
+    """Draws from MonteCLoRA, in prediction too, where PEFT itself uses the mean. A draw is one network, as with ours."""
 
     config_class: ClassVar[type] = MontecloraSettings
     hints = TrainingHints({"lora_monteclora_sampler": "scale"})
@@ -69,7 +69,7 @@ class MontecloraHolder(ForeignHolder):
         layers: Sequence[int] | None,
         seed: int,
     ) -> PeftConfig:
-        """See :class:`ForeignHolder`. Noise is not drawn ahead (PEFT would keep 150 draws of every layer in memory)."""
+        """PEFT's configuration. Noise is not drawn ahead (PEFT would keep 150 draws of every layer in memory)."""
         from peft import LoraConfig, MontecloraConfig
 
         given = MontecloraSettings(**settings)
@@ -89,7 +89,7 @@ class MontecloraHolder(ForeignHolder):
         )
 
     def penalty(self) -> Tensor | None:
-        """PEFT's loss on the distributions, averaged over layers, at the last of the draws in use."""
+        """PEFT's loss on the distributions, averaged over layers, at the last draw in use."""
         loss = self._loss()
         return loss if isinstance(loss, Tensor) else None
 
@@ -102,11 +102,11 @@ class MontecloraHolder(ForeignHolder):
             ahead.index = ahead.buffer_size
 
     def _notes(self) -> list[Note]:
-        """The covariance and the mixture of the last pass. They are no part of what was learnt."""
+        """The covariance and the mixture of the last pass, which are not learnt."""
         samplers = (sampler for layer in self._layers.values() for sampler in _samplers(layer))
         return [(sampler, name, value) for sampler in samplers for name, value in sampler.named_buffers(recurse=False)]
 
 
 def _samplers(layer: nn.Module) -> list[nn.Module]:
-    """Of all adapters of a layer."""
+    """The samplers of all adapters of a layer."""
     return list(layer.get_submodule("lora_monteclora_sampler").children())

@@ -1,4 +1,4 @@
-"""PVeRA as PEFT has it: random projections that all layers share, and a Gaussian per token between them.
+"""PEFT's PVeRA: random projections that all layers share, and a Gaussian per token between them.
 
 A layer adds ``λ_b ∘ B z`` to its output, with ``z ~ N(μ, σ²)`` for each token, ``(μ, log σ²) = λ_d ∘ A x``. Only the
 vectors ``λ_b`` and ``λ_d`` are trained (https://arxiv.org/abs/2512.07703). PEFT adds no KL to the loss.
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PveraSettings:
-    """Settings of PVeRA; the run's rank and alpha are LoRA's and mean nothing here.
+    """Settings of PVeRA; the run's rank and alpha are LoRA's and have no effect here.
 
     Attributes:
-        r: width of the shared projections. Vectors are all that is trained, so it is much larger than a rank of LoRA.
+        r: width of the shared projections. Only vectors are trained, so it is much larger than a rank of LoRA.
         d_initial: initial entries of ``λ_d``.
         dropout: on the adapter's input, in training.
     """
@@ -40,7 +40,7 @@ class PveraSettings:
 
 
 class PveraHolder(ForeignHolder):
-    """Draws from PVeRA. Its noise is per token, so a draw is no network: it depends on how questions are batched."""
+    """Draws from PVeRA. Its noise is per token, so a draw is not a network: it depends on how questions are batched."""
 
     config_class: ClassVar[type] = PveraSettings
 
@@ -55,7 +55,7 @@ class PveraHolder(ForeignHolder):
         layers: Sequence[int] | None,
         seed: int,
     ) -> PeftConfig:
-        """See :class:`ForeignHolder`. The projections follow from the seed, and are saved with the adapter."""
+        """PEFT's configuration. The projections are determined by the seed, and are saved with the adapter."""
         from peft import PveraConfig
 
         given = PveraSettings(**settings)
