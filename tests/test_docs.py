@@ -315,6 +315,25 @@ def test_figures_of_what_did_not_help() -> None:
             assert f"| {name}{ending} | {' | '.join(cells)} |".replace("|  |", "| |") in table
 
 
+def test_figures_of_several_components() -> None:
+    page = (ROOT / "docs/training.md").read_text(encoding="utf-8")
+    table = page.split("### Several components")[1].split("\n\n")[2].replace("**", "")
+    record = json.loads((ROOT / "benchmarks/results/components/validation.json").read_text(encoding="utf-8"))
+    for variant in record["variants"]:
+        rows = [[row for row in record["rows"] if (row["variant"], row["task"]) == (variant, task)] for task in TASKS]
+        means = {key: mean(mean(row[key] for row in of_task) for of_task in rows) for key in rows[0][0] if key in SHOWN}
+        cells = [f"{mean(row['nll'] for row in of_task):.3f}" for of_task in rows]
+        cells += [f"{means['nll']:.3f}", f"{means['tempered_nll']:.3f}"]
+        cells += [f"{100 * means['acc']:.1f}", f"{100 * means['ece']:.1f}"]
+        assert f"| {variant} | {' | '.join(cells)} |" in table
+    best = [row["validation_nll"] for row in record["rows"] if row["variant"] == "4 components, width 0.03"]
+    assert (sum(nlls[-1] == min(nlls) for nlls in best), len(best)) == (7, 8)
+
+
+TASKS = ("obqa", "arcc", "arce", "wino")
+SHOWN = ("nll", "tempered_nll", "acc", "ece")
+
+
 def test_tables_of_the_ablations() -> None:
     page = (ROOT / "docs/ablations.md").read_text(encoding="utf-8")
     printed = printed_by("ablated", *sorted((ROOT / "benchmarks/results/ablations").glob("*.json")))

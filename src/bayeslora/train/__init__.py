@@ -16,6 +16,7 @@ from bayeslora.runs.config import (
 )
 
 if TYPE_CHECKING:
+    from bayeslora.runs.result import RunResult
     from bayeslora.train.run import RunContext, train
     from bayeslora.train.trainer import BayesLoraTrainer, BayesLoraTrainerMixin
 
@@ -28,6 +29,7 @@ __all__ = [
     "PredictionConfig",
     "RunConfig",
     "RunContext",
+    "RunResult",
     "TrainingConfig",
     "resolve",
     "train",
@@ -37,6 +39,7 @@ _HOMES = {
     "BayesLoraTrainer": "bayeslora.train.trainer",
     "BayesLoraTrainerMixin": "bayeslora.train.trainer",
     "RunContext": "bayeslora.train.run",
+    "RunResult": "bayeslora.runs.result",
     "train": "bayeslora.train.run",
 }
 
