@@ -47,6 +47,6 @@ def test_entries_of_later_versions_are_ignored():
     ],
 )
 def test_a_damaged_file_is_named_with_what_is_wrong(values, message):
-    with pytest.raises(InputError, match="run/result.json: is not as bayeslora wrote it") as caught:
+    with pytest.raises(InputError, match=r"run/result\.json: is not as bayeslora wrote it") as caught:
         RunResult.read(values, Path("run/result.json"))
     assert message in str(caught.value)
