@@ -29,9 +29,9 @@ from bayeslora.progress import reporter
 from bayeslora.runs.config import RunConfig, resolve
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.studies.plan import Job
-from bayeslora.studies.pool import Settings
 from bayeslora.studies.runner import Runner
 from bayeslora.studies.study import task_name
+from bayeslora.studies.worker import Settings
 
 METRICS = ("nll", "acc", "ece", "epistemic")
 

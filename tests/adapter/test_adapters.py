@@ -10,6 +10,7 @@ from peft import PeftType, get_peft_model
 from adapter.cases import MODELS, adapted, base_model, config, generator, logits, tokens
 from bayeslora import BayesLoraConfig, find_holder
 from bayeslora.adapter.layer import BayesLoraLinear
+from bayeslora.posterior.registry import POSTERIORS
 
 ALL = pytest.mark.parametrize("architecture", MODELS)
 
@@ -38,6 +39,10 @@ def test_the_method_is_a_full_member_of_the_enumeration():
 def run_python(script):
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+def test_every_posterior_is_documented():
+    assert all(f"``{name}``" in BayesLoraConfig.__doc__ for name in POSTERIORS)
 
 
 def test_importing_is_light():

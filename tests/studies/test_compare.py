@@ -27,7 +27,8 @@ from bayeslora.studies.comparison import OWN, Comparison
 from bayeslora.studies.evaluated import METRICS as MAIN
 from bayeslora.studies.evaluated import Evaluated, table_rows
 from bayeslora.studies.plan import Job, plan, run_path
-from bayeslora.studies.pool import Settings, Workers
+from bayeslora.studies.pool import Workers
+from bayeslora.studies.worker import Settings
 from bayeslora.train import AdapterConfig, PredictionConfig, TrainingConfig
 from bayeslora.train.origin import SEED_DISTANCE
 from tiers import some
@@ -212,8 +213,8 @@ def test_nothing_is_run_twice(done, other, monkeypatch):
         raise AssertionError("a run was made again")
 
     before = {path: path.stat().st_mtime_ns for path in done.rglob("result.json")}
-    monkeypatch.setattr("bayeslora.studies.pool.train", refuse)
-    monkeypatch.setattr("bayeslora.studies.pool.evaluate", refuse)
+    monkeypatch.setattr("bayeslora.studies.worker.train", refuse)
+    monkeypatch.setattr("bayeslora.studies.worker.evaluate", refuse)
     text = (done / "table.md").read_text(encoding="utf-8")
     assert compare(calibrated_study(other), done).text == text
     assert {path: path.stat().st_mtime_ns for path in done.rglob("result.json")} == before

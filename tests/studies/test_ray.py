@@ -12,7 +12,8 @@ from bayeslora.errors import InputError
 from bayeslora.runs.config import RunConfig, TrainingConfig
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.studies.plan import Job
-from bayeslora.studies.pool import Settings, Workers
+from bayeslora.studies.pool import Workers
+from bayeslora.studies.worker import Settings
 from bayeslora.train.run import RunContext, train
 from train import tiny
 

@@ -88,7 +88,7 @@ def test_problems_are_a_section_of_their_own(done: Path) -> None:
 
 
 def test_a_second_call_makes_no_run_anew(done: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bayeslora.studies.pool.train", None)
+    monkeypatch.setattr("bayeslora.studies.worker.train", None)
     before = read_json(done / "table.json")["sections"]
     again = compare(study(tasks=(str(place / "text"),), shift=("math",)), done, data_dir=place)
     assert read_json(done / "table.json")["sections"] == before and not again.failures

@@ -14,7 +14,8 @@ import pytest
 from bayeslora.runs.config import RunConfig, TrainingConfig
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.studies.plan import Evaluation, Job
-from bayeslora.studies.pool import Settings, Workers
+from bayeslora.studies.pool import Workers
+from bayeslora.studies.worker import Settings
 from train.tiny import model_directory, task_directory
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")]
@@ -62,7 +63,8 @@ def test_processes_go_when_the_study_is_killed(tmp_path):
     script = tmp_path / "study.py"
     script.write_text(
         "from pathlib import Path\n"
-        "from bayeslora.studies.pool import Settings, Workers\n"
+        "from bayeslora.studies.pool import Workers\n"
+        "from bayeslora.studies.worker import Settings\n"
         "from studies.test_workers import job\n"
         "if __name__ == '__main__':\n"
         "    with Workers(Settings(device='cpu', checkpoint_seconds=0.0), 2) as workers:\n"

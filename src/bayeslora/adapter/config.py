@@ -20,7 +20,8 @@ class BayesLoraConfig(PeftConfig):
 
     Attributes:
         posterior: which distribution: ``decoupled`` or ``inducing`` (Bayesian-LoRA with a free mean or the published one),
-            ``point`` (LoRA), ``ensemble``, ``meanfield``, ``dropout``.
+            ``point`` (LoRA), ``ensemble``, ``meanfield`` (Bayes by backprop), ``blob``, ``ivon``, ``swag``, ``tfb``, ``laplace``,
+            ``dropout`` (MC-dropout), ``contextual`` (C-LoRA) or ``adalora``.
         settings: its settings, as a dictionary or as its dataclass
             (``settings=InducingConfig(flow_depth=2)``).
         r: rank of the update.

@@ -1,4 +1,4 @@
-"""A run behind an endpoint: the client that asks a server for every exported draw and averages what it says.
+"""Client for a served run: queries a server for every exported draw, and averages the results.
 
 It is imported on first use.
 """

@@ -1,7 +1,7 @@
-"""An OpenAI-style completions endpoint: asked again where that may help, and believed only where it makes sense."""
+"""Client of an OpenAI-style completions endpoint, with retries and validation of responses."""
 
-# Why not httpx: it bounds neither the size of an answer nor the seconds for all of it, fails over ALL_PROXY=socks5://… (without
-# socksio) and over [::1] or fd00::/8 in no_proxy, and shows a key that ends in a blank. With all that mended it is longer.
+# Why not httpx: it limits neither the size of a response nor its total time, fails with ALL_PROXY=socks5://… (without socksio)
+# and with [::1] or fd00::/8 in no_proxy, and reveals a key that ends in a space. With workarounds the code is longer.
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from bayeslora.errors import InputError
 from bayeslora.remote.requests import Choice, Nonsense, Request, T
 
 RESPONSE_BYTES = 64 * 2**20
-"""An answer is not read further; vLLM takes about 400 bytes for a token."""
+"""Maximum size of a response; vLLM sends about 400 bytes per token."""
 
 BACKOFF_SECONDS = 0.5
-"""Before the first repetition; doubled for each further one."""
+"""Wait before the first retry; doubled for each further one."""
 
 BUSY = (408, 425, 429)
-"""What a server says that would answer a little later."""
+"""Statuses, besides 5xx, after which a retry may succeed."""
 
 ADVICE = {
     401: "give the server's key as api_key",
     403: "give the server's key as api_key",
     404: "give the url of the server, and serve the adapters under the names in manifest.json",
 }
-"""What to do about a status."""
+"""Advice by status."""
 
 SHOWN = 300
-"""Characters of what an endpoint said that are passed on."""
+"""Maximum characters of a server's message in an error."""
 
 
 class Refused(InputError):
-    """A request that the endpoint does not want, now or later."""
+    """The endpoint refused a request, and a retry would not help."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class Refused(InputError):
 
 
 class _Passing(Exception):
-    """A failure that may be gone at the next attempt."""
+    """A temporary failure; a retry may succeed."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Endpoint:
     Attributes:
         url: of the server.
         api_key: sent as a bearer token.
-        timeout: seconds that one attempt may take.
-        retries: attempts after the first one that failed for a reason that may pass.
+        timeout: seconds per attempt.
+        retries: maximum retries after temporary failures.
     """
 
     url: str
@@ -77,12 +77,12 @@ class Endpoint:
 
     @property
     def completions(self) -> str:
-        """Where completions are asked for."""
+        """URL of the completions endpoint."""
         base = self.url.rstrip("/").removesuffix("/v1")
         return f"{base}/v1/completions"
 
     def ask(self, adapter: str, request: Request[T]) -> T:
-        """What the request is about, under an adapter."""
+        """Send a request for an adapter, with retries; returns what the request reads from the response."""
         body = json.dumps(_body(adapter, request)).encode()
         whom = f"{self.completions}, adapter {adapter!r}"
         for attempt in range(self.retries + 1):
@@ -125,10 +125,10 @@ class Endpoint:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Where an endpoint has moved to is told and not followed: the key is not meant for others."""
+    """Reports redirects instead of following them, so that the key is not sent to another host."""
 
     def redirect_request(self, *args: Any) -> None:
-        """Never."""
+        """Do not follow."""
 
 
 _OPENER = urllib.request.build_opener(_NoRedirects)
@@ -147,7 +147,7 @@ def _check_url(url: str) -> None:
 
 
 def _body(adapter: str, request: Request[T]) -> dict[str, Any]:
-    """The request in full: vLLM knows an adapter by ``model``, SGLang by ``lora_path``."""
+    """Body of the request: vLLM selects an adapter by ``model``, SGLang by ``lora_path``."""
     prompts = [list(prompt) for prompt in request.prompts]
     return {
         "model": adapter,
@@ -160,7 +160,7 @@ def _body(adapter: str, request: Request[T]) -> dict[str, Any]:
 
 
 def _read(response: Any, deadline: float) -> bytes:
-    """The body, unless it is too long or comes too slowly."""
+    """Read the body; raises if it is too long or the deadline passes."""
     parts: list[bytes] = []
     size = 0
     while part := response.read1(2**16):
@@ -176,7 +176,7 @@ def _read(response: Any, deadline: float) -> bytes:
 
 
 def _http_failure(error: urllib.error.HTTPError) -> Exception:
-    """What a status other than 200 means; the fault of the server may pass, ours will not."""
+    """The exception for an error status: temporary for server errors, permanent for client errors."""
     try:
         said = _message(error.read(2**16))
     except (OSError, http.client.HTTPException):
@@ -190,7 +190,7 @@ def _http_failure(error: urllib.error.HTTPError) -> Exception:
 
 
 def _message(body: bytes) -> str:
-    """The words of an error, wherever a server puts them, on one line."""
+    """The message of an error response on one line, from whichever field has it."""
     text = body.decode(errors="replace")
     try:
         said = json.loads(text)
@@ -204,7 +204,7 @@ def _message(body: bytes) -> str:
 
 
 def _choices(body: bytes, count: int) -> list[Choice]:
-    """One choice for every prompt, in their order."""
+    """One choice per prompt, in order."""
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError):

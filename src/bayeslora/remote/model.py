@@ -1,4 +1,4 @@
-"""A run behind an endpoint: its draws are adapters of a server, and the average over them is taken here."""
+"""A served run: its draws are adapters on a server, and the client averages over them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Way = Callable[[Sequence[EncodedItem]], Iterator[Request[Found]]]
 
 
 class RemoteModel:
-    """A run that was exported and is served; it predicts what the run itself does, up to the server's precision.
+    """An exported run on a server; its predictions equal the run's own, up to the server's precision.
 
     Args:
         url: of the server, such as ``http://127.0.0.1:8000``.
         manifest: ``manifest.json`` of the export, or its directory.
-        tokenizer: of the base model; by default it is loaded by the name that the manifest has.
+        tokenizer: of the base model; by default loaded by its name in the manifest.
         api_key: sent to the server as a bearer token.
-        timeout: seconds that one request may take.
-        retries: how often a request is repeated that fails for a reason that may pass.
-        workers: requests under way at once.
+        timeout: seconds per attempt of a request.
+        retries: maximum retries of a request after temporary failures.
+        workers: maximum concurrent requests.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class RemoteModel:
     def ask(
         self, question: str, choices: Sequence[str], passage: str = "", level: float = 0.9, *, bare: bool = False
     ) -> Answer:
-        """Answer one question; ``level`` is that of the prediction set, and a ``bare`` question is asked as it stands."""
+        """Answer one question; ``level`` is that of the prediction set, and a ``bare`` question has no prompt template."""
         return self.answers(self.predict([make_item(question, choices, passage, bare=bare)]), level)[0]
 
     def answers(self, predictions: Predictions, level: float = 0.9) -> list[Answer]:
@@ -116,12 +116,12 @@ class RemoteModel:
         return DrawScores(OptionScores(totals, means).log_probabilities, totals)
 
     def _find_way(self, item: EncodedItem) -> Way:
-        """How this server can be asked; by echo only if nothing else will do and nothing is lost by it."""
+        """Choose how to query this server: by echo only if next tokens are unsupported and echo is exact."""
         try:
             if self.endpoint.ask(self.manifest.adapters[0].name, knows_next_tokens(item.prompt_ids)):
                 return next_token_requests
         except Refused as error:
-            if error.status not in (400, 422):  # it may not know the words
+            if error.status not in (400, 422):  # the server may not support the field
                 raise
         if self.manifest.adapts_head:
             raise InputError(
@@ -131,7 +131,7 @@ class RemoteModel:
         return echo_requests
 
     def _ask_all(self, requests: Sequence[Request[Found]]) -> list[Found]:
-        """What was found, for every adapter; requests that are not under way yet are dropped when one fails."""
+        """Send the requests for every adapter; returns results by adapter. If one fails, pending requests are cancelled."""
         executor = ThreadPoolExecutor(self.workers, "bayeslora-remote")
         try:
             asked = [

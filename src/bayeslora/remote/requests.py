@@ -1,9 +1,9 @@
-"""Two ways to learn the log-probabilities of options from a completions endpoint.
+"""Two ways to get the log-probabilities of options from a completions endpoint.
 
-- By next tokens: prompts are the beginnings of options, and the server is told of which tokens it is to give the
-  log-probability of coming next (``logprob_token_ids``, which vLLM has).
-- By echo: prompts with their options come back with the log-probabilities of all their tokens. Many servers can do that.
-  vLLM leaves out of them what an adapter does to the output head (its issue 51594), and breaks down over them on CPUs.
+- By next tokens: prompts are the beginnings of options, and the request lists the tokens whose log-probabilities of coming
+  next are returned (``logprob_token_ids`` of vLLM).
+- By echo: prompts with their options are returned with the log-probabilities of all tokens. Many servers support this.
+  vLLM's values ignore an adapter of the output head (its issue 51594), and on CPUs it fails.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from bayeslora.tasks import EncodedItem
 
 REQUEST_TOKENS = 8192
-"""Tokens of the prompts of one request, so that neither it nor its answer grows without bounds."""
+"""Maximum prompt tokens per request, to limit its size and that of the response."""
 
 TOKENS_ASKED = 128
-"""Different tokens that vLLM gives log-probabilities of in one request."""
+"""Maximum different tokens that vLLM returns log-probabilities of per request."""
 
 T = TypeVar("T")
 Choice = Mapping[str, Any]
 Place = tuple[int, int]
-"""Of an option: the number of the question, and its own."""
+"""Numbers of a question and of its option."""
 Found = list[tuple[Place, float]]
-"""Log-probabilities of tokens of options; those of an option add up to its own."""
+"""Log-probabilities of tokens of options; their sum is that of the option."""
 
 
 class Nonsense(Exception):
-    """An answer that is none."""
+    """A response that cannot be used."""
 
 
 @dataclass(frozen=True)
 class Request(Generic[T]):
-    """Prompts as token ids, what else is said with them, and how the choices for them are read."""
+    """Prompts as token ids, further fields of the request, and the function that reads the choices."""
 
     prompts: Sequence[Sequence[int]]
     fields: Mapping[str, Any]
@@ -47,7 +47,7 @@ class Request(Generic[T]):
 
 
 class _Step(NamedTuple):
-    """A token of an option, and all that is before it."""
+    """A token of an option, and all tokens before it."""
 
     place: Place
     before: tuple[int, ...]
@@ -55,13 +55,13 @@ class _Step(NamedTuple):
 
 
 def knows_next_tokens(prompt: Sequence[int]) -> Request[bool]:
-    """Whether the server can be told of which tokens; of three, for one or two may be there by chance."""
+    """Check support of ``logprob_token_ids``, with three tokens: one or two may be returned by chance."""
     few = range(3)
     return Request([prompt], _next_fields(few), lambda choices: _next_scores(choices[0]).keys() >= set(map(_key, few)))
 
 
 def next_token_requests(items: Sequence[EncodedItem]) -> Iterator[Request[Found]]:
-    """All options of the questions, by next tokens."""
+    """Requests for all options of the questions, by next tokens."""
     for steps in _batched(_steps(items)):
         prompts = list(dict.fromkeys(step.before for step in steps))
         tokens = sorted({step.token for step in steps})
@@ -101,7 +101,7 @@ def _read_steps(steps: Sequence[_Step], prompts: Sequence[tuple[int, ...]], choi
 
 
 def _next_scores(choice: Choice) -> Mapping[str, Any]:
-    """Log-probabilities of the first generated token; none where the answer has another form."""
+    """Log-probabilities of the first generated token; empty if the response has another format."""
     logprobs = choice.get("logprobs")
     tops = logprobs.get("top_logprobs") if isinstance(logprobs, dict) else None
     top = tops[0] if isinstance(tops, list) and tops else None
@@ -116,7 +116,7 @@ def _key(token: int) -> str:
 
 
 class _Line(NamedTuple):
-    """A prompt with an option, which begins at ``start``."""
+    """A prompt with an option, which starts at ``start``."""
 
     place: Place
     ids: list[int]
@@ -124,7 +124,7 @@ class _Line(NamedTuple):
 
 
 def echo_requests(items: Sequence[EncodedItem]) -> Iterator[Request[Found]]:
-    """All options of the questions, by echo; one token is generated, since not all servers can do with none."""
+    """Requests for all options of the questions, by echo; one token is generated, since some servers require it."""
     lines = [
         _Line((row, option), [*item.prompt_ids, *ids], len(item.prompt_ids))
         for row, item in enumerate(items)
@@ -146,7 +146,7 @@ def _read_lines(lines: Sequence[_Line], choices: Sequence[Choice]) -> Found:
 
 
 def _echoed(line: _Line, choice: Choice) -> list[float]:
-    """Log-probabilities of the option's tokens; behind them may be that of the generated one."""
+    """Log-probabilities of the option's tokens; that of the generated token may follow."""
     logprobs = choice.get("logprobs")
     values = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
     if not isinstance(values, list):

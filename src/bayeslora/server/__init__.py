@@ -1,22 +1,22 @@
 """The HTTP server: answers with probabilities, and OpenAI-style text with its uncertainty (extra ``serve``).
 
 ==================  ====================================================================================
-``run.py``          binds the port, serves until told to stop
-``server.py``       uvicorn, with one deadline for its end
-``connections.py``  how many connections there may be, and how long they may wait for their clients
-``descriptors.py``  how many the limit of open files leaves room for
-``hosts.py``        the names under which the server may be asked
+``run.py``          binds the port, and serves until a signal to stop
+``server.py``       uvicorn with a deadline for shutdown
+``connections.py``  limits on the number of connections, and on the time they wait for clients
+``descriptors.py``  the number of connections that the limit on open files allows
+``hosts.py``        checks the ``Host`` header
 ``app.py``          the endpoints
-``schemas.py``      what ``/v1/choices`` takes and gives; ``openai_schemas.py`` the same of text
-``replies.py``      text in OpenAI's shapes, whole and in pieces
-``dispatcher.py``   hands requests to the worker and waits for it, but not for ever
-``worker.py``       the one thread that owns the model: a bounded queue, in batches
-``engine.py``       what that thread does
-``interrupt.py``    ends a forward pass in the middle
-``trial.py``        whether the model predicts at all
-``evaluation.py``   how good the run is, for people who look at it
-``web.py``          the page for people, whose files are in ``page/``
-``middleware.py``   what a request passes before the endpoints: counting, failures, token, size
-``metrics.py``      figures for Prometheus
+``schemas.py``      requests and responses of ``/v1/choices``; ``openai_schemas.py`` those for text
+``replies.py``      text in OpenAI's formats, complete and streamed
+``dispatcher.py``   queues requests for the worker and waits for the results, with a timeout
+``worker.py``       the thread that owns the model: a bounded queue, processed in batches
+``engine.py``       the model's work in that thread
+``interrupt.py``    interrupts a forward pass
+``trial.py``        checks that predictions are finite
+``evaluation.py``   metrics of the run, for the web page
+``web.py``          the web page, whose files are in ``page/``
+``middleware.py``   metrics, unexpected errors, bearer token, and limits on requests
+``metrics.py``      metrics for Prometheus
 ==================  ====================================================================================
 """

@@ -1,4 +1,4 @@
-"""The endpoints."""
+"""The FastAPI application and its endpoints."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ log = logging.getLogger("bayeslora.server")
 
 WORK_ERRORS = described(400, 401, 403, 404, 408, 413, 422, 429, 500, 503, 504)
 LOOK_ERRORS = described(401, 403, 500)
-STREAM: dict[int | str, dict[str, Any]] = {  # of events; what one of them holds, OpenAPI 3.1 cannot say
+STREAM: dict[int | str, dict[str, Any]] = {  # OpenAPI 3.1 has no schema for single events
     200: {"content": {"text/event-stream": {"schema": {}}}}
 }
 COMPLETION_TOKENS = 16
-"""That are written where the request does not say, as OpenAI has it."""
+"""Default ``max_tokens`` of ``/v1/completions``, as in OpenAI's API."""
 
 
 def create_app(
     engine: Engine, name: str, token: str | None = None, evaluation: Path | None = None, hosts: Hosts | None = None
 ) -> FastAPI:
-    """The server as an ASGI application; its worker lives as long as its lifespan.
+    """Create the ASGI application; its lifespan starts and stops the worker.
 
     Args:
-        engine: what answers.
+        engine: computes the answers.
         name: of the model.
-        token: that requests must bring.
-        evaluation: that of :func:`bayeslora.server.evaluation.evaluate_run`.
-        hosts: under which it may be asked; the names of this machine for itself by default.
+        token: bearer token that requests must send, if any.
+        evaluation: directory written by ``bayeslora evaluate --out``; its metrics replace the run's own.
+        hosts: accepted ``Host`` headers; by default local ones only.
     """
     limits = engine.limits
     told = evaluate_run(engine.trained, name, limits.max_samples, evaluation)
@@ -70,7 +70,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         worker.start()
         yield
-        worker.stop()  # whoever runs this has waited for the requests that were taken
+        worker.stop()  # accepted requests were drained before
         await asyncio.to_thread(worker.join)
 
     app = FastAPI(
@@ -108,7 +108,7 @@ class _Endpoints:
         self.router = self._routes(wants_token=wants_token)
 
     def _routes(self, *, wants_token: bool) -> APIRouter:
-        """Tokens are checked at the gate; here they are described."""
+        """Register the routes. Tokens are only declared for OpenAPI here; :class:`RequireToken` checks them."""
         router = APIRouter()
         bearer = [Depends(HTTPBearer(auto_error=False))] if wants_token else []
         look: dict[str, Any] = {"methods": ["GET"], "dependencies": bearer, "responses": LOOK_ERRORS}
@@ -126,21 +126,21 @@ class _Endpoints:
         return router
 
     async def health(self) -> Health:
-        """Whether the server is up, and its model predicts."""
+        """Health check: whether the server is up and its model predicts."""
         if (trouble := self.worker.trouble) is not None:
             raise Failure(503, trouble)
         return Health(status="ok")
 
     async def prometheus(self) -> Response:
-        """Figures for Prometheus."""
+        """Metrics for Prometheus."""
         return Response(self.metrics.text(), media_type=CONTENT_TYPE)
 
     async def models(self) -> ModelList:
-        """The model that is served."""
+        """List the served model."""
         return ModelList(data=[Model(id=self.name, created=self.created)])
 
     async def evaluated(self) -> Evaluation:
-        """How good the model is, and how it was calibrated."""
+        """Metrics of the model, and its calibration."""
         return self.evaluation
 
     async def choices(self, request: Request, body: ChoicesRequest) -> ChoicesReply:
@@ -168,7 +168,7 @@ class _Endpoints:
         )
 
     async def complete(self, request: Request, body: CompletionRequest) -> Any:
-        """Continue texts with tokens from the average of the draws."""
+        """Continue texts with tokens from the distribution averaged over the draws."""
         prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         wanted = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         texts = self._texts(prompts, body, wanted, body.logprobs or 0)
@@ -236,7 +236,7 @@ async def _pieces(events: AsyncIterator[Any], reply: Reply, *, usage: bool) -> A
 
 
 async def _sent(pieces: AsyncIterator[BaseModel]) -> AsyncIterator[str]:
-    """As server-sent events. The status is sent already when something fails on the way, so that is an event, too."""
+    """Encode pieces as server-sent events. An error is an event, too, since the status was sent before."""
     try:
         async for piece in pieces:
             yield f"data: {piece.model_dump_json()}\n\n"

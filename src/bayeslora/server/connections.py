@@ -1,8 +1,8 @@
-"""Connections: how many there may be, and how long they may wait for their clients.
+"""Limits on the number of connections, and on the time that they wait for their clients.
 
-The server waits for a client that has not sent all of a request yet, or does not read its answer. Whoever is waited for too
-long is cut off. When there is no more room, a new connection takes the place of the one that has been waited for longest;
-when all of them are at work, it is refused.
+A connection waits for its client while a request is incomplete or a response is not read; after a timeout it is closed. At
+the maximum number of connections, a new one replaces the one that has waited longest. If all of them process requests, the
+new one is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bayeslora.server.errors import error_body
 log = logging.getLogger("bayeslora.server")
 
 QUIET = 60.0
-"""Seconds between two lines of the log about connections for which there is no room."""
+"""Minimum seconds between two warnings about too many connections."""
 
 _BODY = json.dumps(error_body(503, "there are too many connections; try again later")).encode()
 REFUSAL = (
@@ -30,21 +30,21 @@ REFUSAL = (
 
 
 class Door:
-    """Who is inside, and who has to leave for others.
+    """Limits the number of connections; closes those that wait for their clients to make room.
 
     Args:
-        most: connections at a time.
+        most: maximum number of connections.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._inside: set[Connection] = set()
-        self._waiting: dict[Connection, None] = {}  # those that wait for their clients, longest first
+        self._waiting: dict[Connection, None] = {}  # waiting for their clients, longest first
         self._turned_away = 0
         self._told = -QUIET
 
     def enter(self, connection: Connection) -> bool:
-        """Let it in, if need be in place of one that waits for its client; whether there was room."""
+        """Add a connection, if necessary in place of a waiting one; returns whether there was room."""
         if len(self._inside) >= self._most:
             self._turn_away()
             if not self._waiting:
@@ -56,16 +56,16 @@ class Door:
         return True
 
     def leave(self, connection: Connection) -> None:
-        """It is over."""
+        """Remove a connection."""
         self._inside.discard(connection)
         self._waiting.pop(connection, None)
 
     def wait(self, connection: Connection) -> None:
-        """It waits for its client, from now on or still."""
+        """Mark a connection as waiting for its client; one that waits already keeps its position."""
         self._waiting.setdefault(connection)
 
     def work(self, connection: Connection) -> None:
-        """It has all it needs from its client."""
+        """Mark a connection as not waiting for its client."""
         self._waiting.pop(connection, None)
 
     def _turn_away(self) -> None:
@@ -80,11 +80,11 @@ class Door:
 
 
 class Connection(H11Protocol):
-    """One connection.
+    """An HTTP connection with a timeout for its client.
 
     Args:
-        door: where it enters.
-        seconds: that it waits for headers, and for its client to read.
+        door: limits the number of connections.
+        seconds: timeout for receiving headers, and for the client to read.
     """
 
     def __init__(self, *args: Any, door: Door, seconds: float, **settings: Any) -> None:
@@ -93,7 +93,7 @@ class Connection(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Enter, or be refused."""
+        """Register the connection, or refuse it."""
         super().connection_made(transport)
         if self._door.enter(self):
             self._follow()
@@ -102,37 +102,37 @@ class Connection(H11Protocol):
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Leave."""
+        """Unregister the connection."""
         self._door.leave(self)
         self._set_deadline(wanted=False)
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
-        """Something has come from the client."""
+        """Process data from the client."""
         super().handle_events()
         self._follow()
 
     def on_response_complete(self) -> None:
-        """An answer is complete; the next request may come."""
+        """Wait for the next request after a complete response."""
         super().on_response_complete()
         self._follow()
 
     def pause_writing(self) -> None:
-        """The client does not read."""
+        """Start the timeout when the client stops reading."""
         super().pause_writing()
         self._follow()
 
     def resume_writing(self) -> None:
-        """It reads again."""
+        """Update the timeout when the client reads again."""
         super().resume_writing()
         self._follow()
 
     def cut(self) -> None:
-        """End it at once; what was not sent yet is lost."""
+        """Close the connection immediately; unsent data is lost."""
         self.transport.abort()
 
     def _follow(self) -> None:
-        """Note whether it waits for its client. Bodies have a deadline of their own, that of the request."""
+        """Update whether the connection waits for its client. Bodies have a separate deadline, that of the request."""
         if self.transport.is_closing():
             return
         between = self.cycle is None or self.cycle.response_complete
@@ -144,7 +144,7 @@ class Connection(H11Protocol):
         self._set_deadline(wanted=stuck)
 
     def _set_deadline(self, *, wanted: bool) -> None:
-        """A deadline that is set stays as it is for as long as it is wanted: single bytes put nothing off."""
+        """Set or cancel the deadline. One that is set is not extended, so that single bytes cannot postpone it."""
         if not wanted and self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

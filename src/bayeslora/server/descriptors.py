@@ -1,4 +1,4 @@
-"""How many connections the limit of open files leaves room for."""
+"""The number of connections that the limit on open files allows."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from bayeslora.errors import InputError
 from bayeslora.server.limits import LOOKS
 
 ACCEPTED = 8
-"""Connections that are accepted in one turn of the event loop."""
+"""Connections accepted per iteration of the event loop."""
 
 SPARE = 64
-"""Files that are left to others: to libraries, and to connections that are accepted but not yet counted, for which it
-takes some turns."""
+"""File descriptors kept free for libraries, and for accepted connections that are not counted yet, which takes a few
+iterations of the event loop."""
 
 ASSUMED = 32
-"""Files that are open, where the system does not tell."""
+"""Number of open files assumed if the system does not report it."""
 
 
 def room_for(wanted: int) -> int:
-    """At most so many connections; fewer where the limit of open files wants it."""
+    """At most ``wanted`` connections; fewer if the limit on open files requires it."""
     limit = open_files_limit()
     if limit is None:
         return wanted
@@ -35,7 +35,7 @@ def room_for(wanted: int) -> int:
 
 
 def open_files_limit() -> int | None:
-    """How many files this process may open; nothing where there is no limit."""
+    """Limit on open files of this process; ``None`` if unlimited."""
     if sys.platform == "win32":
         return None
     import resource
@@ -45,7 +45,7 @@ def open_files_limit() -> int | None:
 
 
 def open_files() -> int:
-    """How many files this process has open, about."""
+    """Approximate number of open files of this process."""
     for folder in ("/proc/self/fd", "/dev/fd"):
         if os.path.isdir(folder):
             return len(os.listdir(folder))

@@ -1,4 +1,4 @@
-"""Hands requests to the worker and waits for it: not longer than allowed, and not for clients that have gone."""
+"""Queues requests for the worker and waits for the results, with a timeout and until the client disconnects."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from bayeslora.server.worker import STOPPING, Closed, Full, ModelWorker, QueuedR
 
 @dataclass(frozen=True)
 class Event:
-    """Something new of one of several texts: a piece, or at last the whole."""
+    """Progress of one of several texts: a new piece, or the complete text."""
 
     index: int
     news: Piece | Written
 
 
 class Dispatcher:
-    """See above.
+    """Queues requests for a worker and waits for the results.
 
     Args:
-        worker: who does the work.
-        timeout: seconds after which a request is given up.
+        worker: computes the results.
+        timeout: seconds after which a request is cancelled.
     """
 
     def __init__(self, worker: ModelWorker, timeout: float) -> None:
@@ -37,7 +37,7 @@ class Dispatcher:
         self._timeout = timeout
 
     async def ask(self, request: Request, question: Question) -> Answered:
-        """The answer to a question."""
+        """Answer a question."""
         job: QueuedRequest[Question, Answered] = QueuedRequest(question)
         try:
             with _in_words():
@@ -48,7 +48,7 @@ class Dispatcher:
             job.abandon()
 
     async def write(self, request: Request, texts: Sequence[Text]) -> list[Written]:
-        """The texts, when all of them are done."""
+        """Generate texts; returns when all are complete."""
         jobs: list[TextJob] = [QueuedRequest(text) for text in texts]
         try:
             with _in_words():
@@ -60,7 +60,7 @@ class Dispatcher:
             _abandon(jobs)
 
     async def stream(self, request: Request, texts: Sequence[Text]) -> AsyncIterator[Event]:
-        """The texts as they grow. It returns when there is something to tell, so failures until then have a status."""
+        """Generate texts as a stream. Returns with the first event, so that earlier errors have an HTTP status."""
         loop, events = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Piece | Future[Written]]]()
 
         def told(index: int) -> Callable[[Any], None]:
@@ -108,7 +108,7 @@ class Dispatcher:
         return asyncio.get_running_loop().time() + self._timeout
 
     async def _first(self, request: Request, waiting: asyncio.Future[Any], deadline: float) -> Any:
-        """What is waited for, unless time runs out or the client goes away before."""
+        """Wait for a future; raises if the deadline passes or the client disconnects first."""
         gone = asyncio.ensure_future(_gone(request))
         seconds = deadline - asyncio.get_running_loop().time()
         try:
@@ -140,7 +140,7 @@ def _abandon(jobs: Sequence[TextJob]) -> None:
 
 @contextmanager
 def _in_words() -> Iterator[None]:
-    """What the worker refuses or gives up, as the client is told it."""
+    """Convert the worker's exceptions to error responses."""
     try:
         yield
     except Full:

@@ -1,6 +1,6 @@
-"""What the worker's thread does with the model: answers questions in batches, and writes texts.
+"""The model's work in the worker's thread: answers questions in batches, and generates texts.
 
-The tokenizer is used here only, too: it must not be used by two threads at a time.
+The tokenizer is only used here, too, since it is not thread-safe.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bayeslora.tasks import EncodedItem, Item
 
 @dataclass(frozen=True)
 class Question:
-    """A question to answer; see :class:`bayeslora.server.schemas.ChoicesRequest`."""
+    """A question to answer, with fields of :class:`bayeslora.server.schemas.ChoicesRequest`."""
 
     item: Item
     samples: int
@@ -39,7 +39,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answered:
-    """Its answer, with the probabilities of every draw and, if asked for, of the posterior mean."""
+    """An answer, with the probabilities of every draw and, if requested, of the posterior mean."""
 
     answer: Answer
     draws: list[list[float]]
@@ -48,7 +48,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Text:
-    """A text to continue, with how many of the most probable tokens are to be told."""
+    """A text to continue, and how many of the most probable tokens to report at every step."""
 
     prompt: Prompt
     writing: Writing
@@ -58,7 +58,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Piece:
-    """A token with its own text, what the whole text grows by (nothing, if that is still open), and what else was probable."""
+    """A token with its own text, the text it adds to the stream (may be empty), and the most probable tokens."""
 
     token: Token
     word: str
@@ -67,13 +67,13 @@ class Piece:
 
     @property
     def log_probability(self) -> float:
-        """Under the average of the draws."""
+        """Log-probability under the average of the draws."""
         return math.log(self.token.probability)
 
 
 @dataclass(frozen=True)
 class Written:
-    """A text that is done."""
+    """A complete text."""
 
     generation: Generation
     pieces: list[Piece]
@@ -81,28 +81,28 @@ class Written:
 
 
 class Engine:
-    """A trained run for many requests.
+    """Answers requests with a trained run.
 
     Args:
         trained: the run.
-        limits: how long prompts may be.
+        limits: maximum lengths of prompts.
     """
 
     def __init__(self, trained: TrainedModel, limits: Limits) -> None:
-        # a question is asked once, so there is nothing to gain from keeping what frozen layers gave
+        # every question is scored once, so caching the outputs of frozen layers gains nothing
         training = replace(trained.config.training, cache_trunk=False)
         self.trained = replace(trained, config=replace(trained.config, training=training))
         self.limits = limits
         self._tokenizer = trained.loaded.tokenizer
         self._context = context_length(trained.loaded.model)
         own = isinstance(find_any_holder(trained.model), PosteriorHolder)
-        self.batches_questions = own  # the noise of others may depend on what else is in the batch
+        self.batches_questions = own  # the noise of PEFT's own adapters may depend on the batch
         self.batches_texts = own and next(trained.loaded.model.parameters()).dtype == torch.float32
 
     # Questions ----------------------------------------------------------------------------------------------------
 
     def encode(self, question: Question) -> EncodedItem:
-        """Its tokens; questions that cannot be asked are refused."""
+        """Encode a question; refuses one that cannot be answered."""
         calibration = self.trained.calibration
         if calibration.conformal:
             calibration.require_level(question.level)
@@ -114,7 +114,7 @@ class Engine:
         return encoded
 
     def answer(self, questions: Sequence[Question], encoded: Sequence[EncodedItem]) -> list[Answered]:
-        """Answers to questions with the same number of draws, computed together; each is what it would be alone."""
+        """Answer a batch of questions with the same number of draws; each answer is the same as if computed alone."""
         items = [question.item for question in questions]
         model = replace(self.trained, samples=questions[0].samples)
         predictions = model.predictor()(items, encoded)
@@ -126,7 +126,7 @@ class Engine:
         ]
 
     def _means(self, questions: Sequence[Question], encoded: Sequence[EncodedItem]) -> dict[int, list[float]]:
-        """By number of the question, the probabilities of the posterior mean where they are wanted."""
+        """Probabilities of the posterior mean by number of the question, where requested."""
         rows = [row for row, question in enumerate(questions) if question.deterministic]
         if not rows:
             return {}
@@ -137,7 +137,7 @@ class Engine:
     # Texts --------------------------------------------------------------------------------------------------------
 
     def measure(self, text: Text) -> int:
-        """Tokens of its prompt; prompts that cannot be continued are refused."""
+        """Number of tokens of the prompt; refuses one that cannot be continued."""
         (ids,) = encode_prompts(self._tokenizer, [text.prompt])
         if len(ids) > self.limits.max_prompt_tokens:
             raise InputError(f"the prompt is {len(ids)} tokens; at most {self.limits.max_prompt_tokens} are allowed")
@@ -150,16 +150,16 @@ class Engine:
         return len(ids)
 
     def rows_at_once(self, text: Text, longest: int) -> int:
-        """How many texts like this, with prompts of so many tokens at most, are written together for the memory they take."""
+        """How many texts with these settings and prompts of at most ``longest`` tokens fit in a batch."""
         tokens = max(1, text.samples) * (longest + text.writing.max_new_tokens)
         return max(1, self.trained.config.prediction.batch_tokens // tokens)
 
     def write(
         self, texts: Sequence[Text], lengths: Sequence[int], tell: Callable[[Mapping[int, Piece]], None]
     ) -> list[Written]:
-        """Continue texts that are written in the same way. ``tell`` is told of every step, and may use the model.
+        """Continue texts with equal settings. ``tell`` receives the new pieces after every step, and may use the model.
 
-        ``lengths`` are those of :meth:`measure`.
+        ``lengths`` are the results of :meth:`measure`.
         """
         first = texts[0]
         top = max(text.top for text in texts)
@@ -183,7 +183,7 @@ class Engine:
 
 
 def _row(predictions: Predictions, row: int) -> Predictions:
-    """One question of several, as if it had been asked alone."""
+    """Predictions of one question of a batch."""
     options = len(predictions.items[row].options)
     draws = predictions.draws
     return Predictions(

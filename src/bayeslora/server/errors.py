@@ -1,4 +1,4 @@
-"""What goes wrong, in the words of HTTP and the shape of OpenAI's errors."""
+"""Errors as HTTP responses in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bayeslora.errors import InputError
 from bayeslora.server.schemas import ErrorReply
 
 SHOWN = 500
-"""Characters of a message."""
+"""Maximum characters of a message."""
 
 TYPES = {
     401: "authentication_error",
@@ -25,7 +25,7 @@ TYPES = {
     503: "server_error",
     504: "timeout_error",
 }
-"""By status; all others are the client's mistakes."""
+"""Error types by status; all others are invalid requests."""
 
 MEANINGS = {
     400: "The request cannot be answered; the message says why.",
@@ -42,14 +42,14 @@ MEANINGS = {
 }
 
 RETRY_SECONDS = 1
-"""After which a client that was sent away may come again."""
+"""Value of ``Retry-After`` for refused requests."""
 
 GONE = 499
-"""Logged for a client that went away; nobody reads it."""
+"""Status in the metrics if the client disconnected before a response."""
 
 
 class Failure(Exception):
-    """A request that gets an error for an answer."""
+    """An error to send as the response to a request."""
 
     def __init__(self, status: int, message: str, *, code: str | None = None, headers: dict[str, str] | None = None):
         super().__init__(message)
@@ -57,40 +57,40 @@ class Failure(Exception):
 
 
 def busy() -> Failure:
-    """For a request that finds too many others."""
+    """The error for a request while too many others wait."""
     return Failure(
         429, f"too many requests wait; try again in {RETRY_SECONDS} s", headers={"Retry-After": str(RETRY_SECONDS)}
     )
 
 
 def error_body(status: int, message: str, *, code: str | None = None, param: str | None = None) -> dict[str, Any]:
-    """An error as OpenAI's clients read it."""
+    """Body of an error response in OpenAI's format."""
     clean = message.encode("utf-8", "replace").decode()[:SHOWN]
     kind = TYPES.get(status, "invalid_request_error")
     return {"error": {"message": clean, "type": kind, "param": param, "code": code}}
 
 
 def error_reply(failure: Failure) -> JSONResponse:
-    """The answer to a request that failed."""
+    """The response to a failed request."""
     return JSONResponse(
         error_body(failure.status, failure.message, code=failure.code), failure.status, headers=failure.headers
     )
 
 
 def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Error answers of an endpoint, for its description."""
+    """Error responses of an endpoint, for its OpenAPI description."""
     return {status: {"model": ErrorReply, "description": MEANINGS[status]} for status in statuses}
 
 
 def as_failure(error: BaseException) -> Failure | None:
-    """What the client is told of an error; nothing if it is none of its business."""
+    """The failure to report to the client; ``None`` for internal errors."""
     if isinstance(error, Failure):
         return error
     return Failure(400, str(error)) if isinstance(error, InputError) else None
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Every error in the same shape. Unexpected ones are met by :class:`bayeslora.server.middleware.Guard`."""
+    """Send all errors in the same format. :class:`bayeslora.server.middleware.Guard` handles unexpected ones."""
 
     async def known(request: Request, error: Exception) -> JSONResponse:
         failure = as_failure(error)
@@ -113,7 +113,7 @@ def install_handlers(app: FastAPI) -> None:
 
 
 def _validation_body(errors: Sequence[Any], content_type: str) -> dict[str, Any]:
-    """The first mistake; the others are often its consequences."""
+    """Report the first validation error; others often follow from it."""
     first = errors[0]
     if tuple(first["loc"]) == ("body",) and "json" not in content_type:
         given = f"it is {content_type[:SHOWN]!r}" if content_type else "there is none"

@@ -1,8 +1,8 @@
-"""How good a run is, from what it has left in its directory.
+"""Metrics of a run, from the files in its directory.
 
-A run keeps figures as trained and after its own calibration. ``bayeslora calibrate`` changes what is answered afterwards: a
-temperature can be brought to the predictions that were kept, but draws that have become wider or narrower cannot. Figures of
-the model as it is served then come from ``bayeslora evaluate --out``.
+A run stores metrics as trained and after its own calibration. A later ``bayeslora calibrate`` changes predictions: a new
+temperature can be applied to the stored ones, but a new posterior scale cannot. Metrics of the model as served then come from
+``bayeslora evaluate --out``.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from bayeslora.runs.trained import TrainedModel
 from bayeslora.server.schemas import Bins, CoveragePoint, Evaluation, Span
 
 POINTS = 200
-"""Of the curve, at most; more are thinned out evenly."""
+"""Maximum points of the curve; longer curves are thinned evenly."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Figures of a split, as far as there are any, and whether they are of the model as it is served."""
+    """Metrics of a split, if available, and whether they are of the model as served."""
 
     result: Mapping[str, Any]
     predictions: tuple[NDArray[np.float64], NDArray[np.int64]] | None
@@ -39,13 +39,13 @@ class Measured:
 
 
 def evaluate_run(trained: TrainedModel, name: str, max_samples: int, evaluation: Path | None = None) -> Evaluation:
-    """What is known of a run; parts that it has not left behind are missing.
+    """Collect the metrics of a run; parts that it did not store are ``None``.
 
     Args:
         trained: the run.
         name: of the model.
-        max_samples: that a request may ask for.
-        evaluation: what ``bayeslora evaluate --out`` wrote, to be told instead of the run's own figures.
+        max_samples: maximum draws per request.
+        evaluation: directory written by ``bayeslora evaluate --out``; its metrics replace the run's own.
     """
     config, calibration = trained.config, trained.calibration
     measured = _own(trained) if evaluation is None else _of_evaluation(trained, RunDirectory(evaluation))
@@ -70,7 +70,7 @@ def evaluate_run(trained: TrainedModel, name: str, max_samples: int, evaluation:
 
 
 def _own(trained: TrainedModel) -> Measured:
-    """What the run itself has measured: as it is served, or at the temperature that is served if draws are still the same."""
+    """Metrics stored by the run: as served if possible, recomputed at the served temperature if the draws are the same."""
     directory, calibration = trained.directory, trained.calibration
     result = directory.read_result() if directory.result.exists() else {}
     same_samples = trained.samples == trained.config.prediction.samples
@@ -89,7 +89,7 @@ def _own(trained: TrainedModel) -> Measured:
 
 
 def _calibrated(result: Mapping[str, Any], directory: RunDirectory, trained: TrainedModel) -> Measured | None:
-    """Figures after calibration, if they are of the one that is served."""
+    """Metrics after calibration, if it is the one in use."""
     after = result.get("calibrated")
     served = trained.calibration.temperature, trained.calibration.posterior_scale, trained.draw_layers
     names = ("temperature", "posterior_scale", "draw_layers")
@@ -102,8 +102,8 @@ def _calibrated(result: Mapping[str, Any], directory: RunDirectory, trained: Tra
 def _at_temperature(
     result: Mapping[str, Any], probabilities: NDArray[np.float64], gold: NDArray[np.int64], temperature: float
 ) -> tuple[dict[str, Any], tuple[NDArray[np.float64], NDArray[np.int64]]]:
-    """The main metrics and the predictions, softened; what is taken for the answer stays the same, and so does accuracy."""
-    with np.errstate(divide="ignore"):  # options that a question does not have
+    """Main metrics and predictions at a temperature; chosen answers, and with them accuracy, stay the same."""
+    with np.errstate(divide="ignore"):  # absent options have probability 0
         softened = np.exp(apply_temperature(np.log(probabilities), temperature))
     spans = {
         name: asdict(bootstrap_interval(metric, softened, gold)) for name, metric in INTERVALS.items() if name != "acc"
@@ -117,7 +117,7 @@ def _at_temperature(
 
 
 def _of_evaluation(trained: TrainedModel, place: RunDirectory) -> Measured:
-    """What was measured later, of this run and no other."""
+    """Metrics of a later evaluation; refuses that of another run."""
     if not place.result.exists():
         raise InputError(f"{place.path}: holds no evaluation; give what bayeslora evaluate --out has written")
     result = place.read_result()
@@ -151,7 +151,7 @@ def reliability(probabilities: NDArray[np.float64], gold: NDArray[np.int64]) -> 
 
 
 def coverage_curve(probabilities: NDArray[np.float64], gold: NDArray[np.int64]) -> list[CoveragePoint]:
-    """What answering from a confidence on would give, from the highest confidence down to all questions."""
+    """Coverage and error rate by confidence threshold, from the highest threshold down to full coverage."""
     curve = risk_coverage(*top_class(probabilities, gold))
     last = len(curve.threshold) - 1
     rows = sorted({round(k * last / (POINTS - 1)) for k in range(POINTS)}) if last >= POINTS else range(last + 1)

@@ -1,7 +1,7 @@
-"""The names under which the server may be asked.
+"""Checks the ``Host`` header, against DNS rebinding.
 
-A page of elsewhere can make a browser ask this machine, by letting the page's own name lead to its address. The browser takes
-the answers for the page's own, and the page reads them. What gives it away is the ``Host`` header, which holds the page's name.
+A foreign web page can resolve its own domain name to this machine's address. The browser then treats responses of this server
+as the page's own, and lets the page read them. Such requests have the page's domain name in their ``Host`` header.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _WITH_PORT = re.compile(r"(?P<host>\[[^\]]*\]|[^:\[\]]*)(:\d*)?")
 
 @dataclass(frozen=True)
 class Hosts:
-    """See above.
+    """The ``Host`` headers that the server accepts.
 
     Attributes:
-        names: that are known, or ``*`` for every name.
-        addresses: whether every address will do: no name leads to it, so that no page can hide behind it.
+        names: accepted names, or ``*`` for all.
+        addresses: whether to accept all IP addresses, which are safe: DNS rebinding needs a name.
     """
 
     names: frozenset[str] = frozenset(LOCAL)
@@ -36,12 +36,12 @@ class Hosts:
 
     @classmethod
     def of(cls, bound: str, named: Iterable[str] = ()) -> Hosts:
-        """Those of a server that listens on an address, with others that it is told of."""
+        """Hosts of a server that listens on ``bound``, with additional names."""
         names = {_plain(name) for name in named}
         return cls(frozenset({*LOCAL, _plain(bound), *names}), addresses=not is_local(bound))
 
     def know(self, header: str) -> bool:
-        """Whether a request with this ``Host`` is meant for the server."""
+        """Whether to accept a request with this ``Host``."""
         found = _WITH_PORT.fullmatch(header)
         if found is None:
             return False
@@ -50,13 +50,13 @@ class Hosts:
 
 
 class KnowHost:
-    """Refuses requests for other hosts. Those without a ``Host`` pass: all browsers send one."""
+    """Refuses requests for other hosts. Those without a ``Host`` pass, since all browsers send one."""
 
     def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
         self._app, self._hosts = app, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass it on."""
+        """Handle a request."""
         given = [value.decode("latin-1") for name, value in scope.get("headers", ()) if name == b"host"]
         if all(map(self._hosts.know, given)):
             return await self._app(scope, receive, send)
@@ -65,7 +65,7 @@ class KnowHost:
 
 
 def check_hosts(names: Iterable[str]) -> None:
-    """Refuse what can be no name of a host."""
+    """Refuse invalid host names."""
     for name in names:
         if name != EVERY and not _is_address(_plain(name)) and not re.fullmatch(r"[\w-]+(\.[\w-]+)*\.?", name):
             raise InputError(
@@ -75,7 +75,7 @@ def check_hosts(names: Iterable[str]) -> None:
 
 
 def is_local(host: str) -> bool:
-    """Whether only this machine can reach the address."""
+    """Whether an address can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

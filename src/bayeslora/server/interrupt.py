@@ -1,4 +1,4 @@
-"""Ends a forward pass of a model in the middle."""
+"""Interrupts a forward pass of a model."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import nn
 
 
 class Interrupted(Exception):
-    """A forward pass was ended because nobody wants its result any more."""
+    """A forward pass was interrupted because its result is no longer needed."""
 
 
 @contextmanager
 def interruptible(model: nn.Module, wanted: Callable[[], bool]) -> Iterator[None]:
-    """Inside the block a forward pass ends with :class:`Interrupted`, before its next module, once that is ``wanted``."""
+    """Inside the block, a forward pass raises :class:`Interrupted` before its next module once ``wanted`` returns true."""
 
     def check(module: nn.Module, args: Any) -> None:
         if wanted():

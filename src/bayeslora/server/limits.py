@@ -1,4 +1,4 @@
-"""How much the server takes on."""
+"""Limits of the server."""
 
 from __future__ import annotations
 
@@ -8,49 +8,49 @@ from dataclasses import dataclass, fields
 from bayeslora.errors import InputError
 
 CHOICES = 26
-"""Of a question: each has a letter."""
+"""Maximum choices of a question: each has a letter."""
 
 TEXT_CHARACTERS = 200_000
-"""Of a single text, before anybody makes tokens of it."""
+"""Maximum characters of one text, checked before tokenisation."""
 
 STOPS = 4
 PROMPTS = 16
 MESSAGES = 256
 TOP_LOGPROBS = 20
-"""Per request, as far as there can be several."""
+"""Maximum number per request."""
 
 BATCH = 32
-"""Requests computed together."""
+"""Maximum requests per batch."""
 
 TOKEN_BYTES = 16
-"""Of UTF-8 that a token stands for at most, on the average of a text. Real text has 3 to 12."""
+"""Maximum UTF-8 bytes per token, on average over a text. Real text has 3 to 12."""
 
 LOOKS = 8
-"""Connections that are kept for questions about the server, such as its health, while all others wait for the model."""
+"""Connections reserved for health checks and metrics, while all others wait for the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Bounds that whoever runs the server may set."""
+    """Configurable limits."""
 
     max_samples: int = 16
-    """Weight draws that a request may ask for."""
+    """Maximum weight draws per request."""
     max_prompt_tokens: int = 4096
-    """Of a question with its choices, or of a text to be continued."""
+    """Maximum tokens of a question with its choices, or of a text to continue."""
     max_tokens: int = 512
-    """That a request may have written."""
+    """Maximum tokens to generate per request."""
     max_body: int = 1_000_000
-    """Bytes of a request."""
+    """Maximum bytes of a request."""
     queue: int = 64
-    """Requests that wait; further ones are told to come again."""
+    """Maximum waiting requests; further ones are refused with status 429."""
     timeout: float = 60.0
-    """Seconds after which a request is given up."""
+    """Seconds after which a request is cancelled."""
     connections: int = 512
-    """Connections at a time; fewer where the limit of open files leaves less room."""
+    """Maximum connections; fewer if the limit on open files requires it."""
     client_timeout: float = 10.0
-    """Seconds that a client has to send the headers of a request, and to go on reading an answer."""
+    """Seconds for a client to send the headers of a request, and to continue reading a response."""
     grace: float = 30.0
-    """Seconds that requests already taken have to finish once the server is told to stop."""
+    """Seconds to finish accepted requests after a signal to stop."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -63,11 +63,11 @@ class Limits:
 
     @property
     def max_prompt_bytes(self) -> int:
-        """Of a question with its choices, or of a text to be continued: more are refused before anybody makes tokens of them."""
+        """Maximum bytes of a question with its choices, or of a text to continue; checked before tokenisation."""
         return self.max_prompt_tokens * TOKEN_BYTES
 
     def require_readable(self, texts: Iterable[str]) -> None:
-        """Refuse what is too long to be worth tokenising, which takes longer than to refuse it."""
+        """Refuse texts that are too long before they are tokenised, which would take longer."""
         size = sum(len(text.encode()) for text in texts)
         if size > self.max_prompt_bytes:
             raise InputError(

@@ -1,4 +1,4 @@
-"""Figures for Prometheus, in its text format."""
+"""Metrics for Prometheus, in its text format."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
-    """What the server has done so far.
+    """Counts the server's requests, batches and tokens.
 
     Args:
-        paths: of the endpoints; requests for others are counted as ``other``, so that nobody can make it grow.
+        paths: of the endpoints; others are counted as ``other``, so that clients cannot add labels.
     """
 
     def __init__(self, paths: Sequence[str]) -> None:
@@ -36,21 +36,21 @@ class Metrics:
         self.written_tokens = Counter("written_tokens", "Tokens written.", **ours)
 
     def request(self, path: str, status: int, seconds: float) -> None:
-        """A request that was answered."""
+        """Record a finished request."""
         known = path if path in self._seconds else "other"
         self._requests.labels(known, status).inc()
         self._seconds[known].observe(seconds)
 
     def text(self) -> bytes:
-        """All of it as Prometheus reads it."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
 class _Registry(CollectorRegistry):
-    """Tells no times of creation, and bounds of buckets as Go writes them: ``1``, not ``1.0``."""
+    """Omits creation times, and formats bucket bounds as Go does: ``1``, not ``1.0``."""
 
     def collect(self) -> Iterator[Metric]:
-        """All figures."""
+        """Yield all metrics."""
         for metric in super().collect():
             metric.samples = [
                 sample._replace(labels={name: _short(name, value) for name, value in sample.labels.items()})

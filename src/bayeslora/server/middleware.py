@@ -1,4 +1,4 @@
-"""What a request passes before it comes to the endpoints, from the outside in."""
+"""Middleware, from the outermost to the innermost."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from bayeslora.server.web import FILES
 log = logging.getLogger("bayeslora.server")
 
 OPEN_PATHS = {"/healthz", "/openapi.json", *FILES}
-"""Where no token is needed."""
+"""Paths that need no token."""
 
 
 class Measure:
-    """Counts requests and how long they took."""
+    """Records the number, status and duration of requests."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass it on."""
+        """Handle a request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         status, start = GONE, time.perf_counter()
@@ -44,13 +44,13 @@ class Measure:
 
 
 class Guard:
-    """Whatever goes wrong unexpectedly is logged here, and the client is told no more than that it did."""
+    """Logs unexpected errors, and sends the client status 500 without details."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass it on."""
+        """Handle a request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         started = False
@@ -70,13 +70,13 @@ class Guard:
 
 
 class RequireToken:
-    """Refuses requests without the bearer token, before anything of them is read."""
+    """Refuses requests without the bearer token, before reading their body."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app, self._token = app, token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass it on."""
+        """Handle a request."""
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._knows(scope):
             return await self._app(scope, receive, send)
         failure = Failure(
@@ -94,13 +94,13 @@ class RequireToken:
 
 
 class LimitWork:
-    """Sends work away that would leave no connection to those who look after the server. Work is what is posted."""
+    """Limits concurrent POST requests, so that connections remain for health checks and metrics."""
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self._app, self._most, self._inside = app, most, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass it on."""
+        """Handle a request."""
         if scope["type"] != "http" or scope["method"] != "POST":
             return await self._app(scope, receive, send)
         if self._inside >= self._most:
@@ -113,13 +113,13 @@ class LimitWork:
 
 
 class LimitBody:
-    """Reads the body, but not more of it than allowed and not for ever."""
+    """Reads the body, with limits on its size and on the time it takes."""
 
     def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
         self._app, self._most, self._seconds = app, most, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass it on."""
+        """Handle a request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         try:
@@ -144,7 +144,7 @@ class LimitBody:
         await self._app(scope, replayed, send)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The body; nothing if the client went away before it was there."""
+        """The body; ``None`` if the client disconnected before it was complete."""
         announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         self._check(int(announced) if announced.isdigit() else 0)
         body = bytearray()

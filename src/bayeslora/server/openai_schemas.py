@@ -1,4 +1,4 @@
-"""What OpenAI's completion endpoints take: the fields that mean something here, bounded, and nothing else."""
+"""Requests and responses of OpenAI's completion endpoints; unsupported fields are refused."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ NoPenalty = Annotated[float | None, Field(default=None, ge=0, le=0, description=
 
 
 class StreamOptions(Asked):
-    """How a stream is made."""
+    """Options of a stream."""
 
     include_usage: bool = False
     include_obfuscation: Ignored
 
 
 class TextRequest(Asked):
-    """What both endpoints take."""
+    """Fields of both endpoints."""
 
     model: str | None = Field(default=None, description="Name of the model, as /v1/models has it.")
     max_tokens: int | None = Field(default=None, ge=1, description="After which it ends at the latest.")
@@ -55,7 +55,7 @@ class TextRequest(Asked):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """All texts that end it."""
+        """All stop texts."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
@@ -79,7 +79,7 @@ class TextPart(Asked):
 
 
 class Message(Asked):
-    """What somebody said. A client may send a message back as it came, with the fields that OpenAI's client leaves empty."""
+    """A message. Clients may send one back as received, including the fields that OpenAI's client leaves empty."""
 
     role: Annotated[str, Field(min_length=1, max_length=32)]
     content: Text | Annotated[list[TextPart], Field(max_length=MESSAGES)]
@@ -93,13 +93,13 @@ class Message(Asked):
 
     @property
     def plain(self) -> dict[str, str]:
-        """As chat templates take it."""
+        """The message as chat templates expect it."""
         parts = self.content
         return {"role": self.role, "content": parts if isinstance(parts, str) else "".join(part.text for part in parts)}
 
 
 class TextFormat(Asked):
-    """The only form of an answer."""
+    """The only supported response format."""
 
     type: Literal["text"]
 
@@ -129,7 +129,7 @@ class TokenConfidence(BaseModel):
 
 
 class Confidence(BaseModel):
-    """How sure the model was of a text; in a stream, first the tokens one by one and at the end the whole."""
+    """How sure the model was of a text; a stream has the tokens one by one, and the whole text at the end."""
 
     tokens: list[TokenConfidence]
     log_likelihood: float | None = Field(default=None, description="Of the whole text under the average of the draws.")
@@ -147,7 +147,7 @@ class Usage(BaseModel):
 
 
 class CompletionLogprobs(BaseModel):
-    """Log-probabilities under the average, before any temperature."""
+    """Log-probabilities under the average of the draws, before any temperature."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -185,20 +185,20 @@ class TopLogprob(BaseModel):
 
 
 class TokenLogprob(TopLogprob):
-    """The same, with what else was probable."""
+    """A token and its log-probability, with the most probable tokens."""
 
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(BaseModel):
-    """Log-probabilities under the average, before any temperature."""
+    """Log-probabilities under the average of the draws, before any temperature."""
 
     content: list[TokenLogprob]
     refusal: None = None
 
 
 class ChatMessage(BaseModel):
-    """What the model said."""
+    """A message from the model."""
 
     role: Literal["assistant"] = "assistant"
     content: str
@@ -227,7 +227,7 @@ class ChatCompletion(BaseModel):
 
 
 class Delta(BaseModel):
-    """What a piece adds."""
+    """The text that a piece adds."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None

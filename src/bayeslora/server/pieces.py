@@ -1,4 +1,4 @@
-"""A text that grows token by token, told in pieces that never have to be taken back."""
+"""Incremental decoding of a text, in pieces that later tokens do not change."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 HALF = "\ufffd"
-"""What the bytes of half a character are decoded to."""
+"""Result of decoding an incomplete character."""
 
 
 class Pieces:
-    """Tokens in, text out.
+    """Decodes tokens incrementally.
 
-    What may still change is held back: half a character at the end, and what may be the beginning of a text that stops it.
+    Text that may still change is held back: an incomplete character at the end, and the possible beginning of a stop text.
 
     Args:
         tokenizer: of the model.
-        stop: texts that end it, and are no part of it.
+        stop: texts that end generation, and are not part of the result.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
@@ -30,7 +30,7 @@ class Pieces:
         self.stopped = False
 
     def add(self, token: int) -> str:
-        """The next token; what can be told of the text that has not been told yet."""
+        """Add a token; returns the new text that is final."""
         self._ids.append(token)
         text = str(self._tokenizer.decode(self._ids, skip_special_tokens=True))
         found = [text.index(word) for word in self._stop if word in text]
@@ -42,7 +42,7 @@ class Pieces:
 
 
 def _sure_length(text: str, stop: Sequence[str]) -> int:
-    """How much of a text stays as it is whatever follows."""
+    """Length of the text that later tokens cannot change."""
     sure = len(text.rstrip(HALF))
     for word in stop:
         begun = next((k for k in range(min(len(word), len(text)), 0, -1) if text.endswith(word[:k])), 0)

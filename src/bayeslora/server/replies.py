@@ -1,4 +1,4 @@
-"""Texts in OpenAI's shapes, whole and in pieces."""
+"""Texts in OpenAI's formats, complete and streamed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Finish = Literal["stop", "length"]
 
 
 class Reply(ABC):
-    """Makes the answers to one request.
+    """Builds the responses to one request.
 
     Args:
         model: its name.
-        texts: what was asked for.
-        logprobs: whether log-probabilities are to be told.
+        texts: the requested texts.
+        logprobs: whether to include log-probabilities.
     """
 
     prefix: str
@@ -38,10 +38,10 @@ class Reply(ABC):
 
     @abstractmethod
     def whole(self, written: Sequence[Written]) -> BaseModel:
-        """All texts at once."""
+        """The response with all complete texts."""
 
     def opening(self) -> list[BaseModel]:
-        """What a stream begins with."""
+        """First pieces of the stream."""
         return []
 
     def piece(self, index: int, piece: Piece) -> BaseModel:
@@ -51,13 +51,13 @@ class Reply(ABC):
         return made
 
     def closing(self, index: int, written: Written) -> BaseModel:
-        """The end of a text, with what was held back and how sure the model was of the whole."""
+        """The last piece of a text, with text that was held back and the confidence of the whole text."""
         rest = written.generation.text[len(self.told[index]) :]
         return self._piece(index, rest, [], self._sequence_confidence(index, written, []), _finish(written))
 
     @abstractmethod
     def usage_piece(self, usage: shapes.Usage) -> BaseModel:
-        """What a stream ends with, if it was asked for."""
+        """The last piece of the stream, if usage was requested."""
 
     @abstractmethod
     def _piece(
@@ -71,12 +71,12 @@ class Reply(ABC):
 
 
 class CompletionReply(Reply):
-    """Of ``/v1/completions``."""
+    """Responses of ``/v1/completions``."""
 
     prefix = "cmpl"
 
     def whole(self, written: Sequence[Written]) -> shapes.Completion:
-        """All texts at once."""
+        """The response with all complete texts."""
         choices = [
             shapes.CompletionChoice(
                 index=index,
@@ -90,7 +90,7 @@ class CompletionReply(Reply):
         return self._completion(choices, count_usage(written))
 
     def usage_piece(self, usage: shapes.Usage) -> shapes.Completion:
-        """Without any text."""
+        """A piece with the usage and no text."""
         return self._completion([], usage)
 
     def _piece(
@@ -123,12 +123,12 @@ class CompletionReply(Reply):
 
 
 class ChatReply(Reply):
-    """Of ``/v1/chat/completions``."""
+    """Responses of ``/v1/chat/completions``."""
 
     prefix = "chatcmpl"
 
     def whole(self, written: Sequence[Written]) -> shapes.ChatCompletion:
-        """The answer."""
+        """The response with the complete message."""
         (one,) = written
         choice = shapes.ChatChoice(
             index=0,
@@ -142,13 +142,13 @@ class ChatReply(Reply):
         )
 
     def opening(self) -> list[BaseModel]:
-        """Who speaks."""
+        """A piece with the role."""
         delta = shapes.Delta(role="assistant", content="")
         choice = shapes.ChatPieceChoice(index=0, delta=delta, finish_reason=None, logprobs=None, confidence=None)
         return [self._chunk([choice], None)]
 
     def usage_piece(self, usage: shapes.Usage) -> shapes.ChatPiece:
-        """Without any text."""
+        """A piece with the usage and no text."""
         return self._chunk([], usage)
 
     def _piece(
@@ -187,7 +187,7 @@ class ChatReply(Reply):
 
 
 def count_usage(written: Sequence[Written]) -> shapes.Usage:
-    """Tokens read and written."""
+    """Count tokens read and written."""
     read, new = sum(one.prompt_tokens for one in written), sum(len(one.pieces) for one in written)
     return shapes.Usage(prompt_tokens=read, completion_tokens=new, total_tokens=read + new)
 
@@ -212,7 +212,7 @@ def _confidence(pieces: Sequence[Piece]) -> shapes.Confidence:
 
 
 def _by_word(piece: Piece, count: int) -> dict[str, float]:
-    """The most probable tokens by their text; of those with the same text the most probable."""
+    """Log-probabilities of the most probable tokens by text; the highest if several have the same text."""
     found: dict[str, float] = {}
     for word, value in piece.top[:count]:
         found.setdefault(word, value)
@@ -220,5 +220,5 @@ def _by_word(piece: Piece, count: int) -> dict[str, float]:
 
 
 def _bytes(word: str) -> list[int] | None:
-    """Unless the token is half a character."""
+    """Bytes of a token; ``None`` if it has an incomplete character."""
     return None if HALF in word else list(word.encode())

@@ -1,4 +1,4 @@
-"""From a run's directory to a server that listens, and from a signal to its end."""
+"""Serves a run until a signal to stop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOKEN_VARIABLE = "BAYESLORA_TOKEN"
 
 
 def read_token(file: Path | None) -> str | None:
-    """The bearer token: from the file, or else from the environment; nothing if there is neither."""
+    """The bearer token from the file, if given, or from the environment; ``None`` if there is none."""
     if file is None:
         return os.environ.get(TOKEN_VARIABLE, "").strip() or None
     try:
@@ -38,12 +38,12 @@ def read_token(file: Path | None) -> str | None:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """The socket to listen on, had before the model is loaded so that a port in use costs no time."""
+    """Bind the socket to listen on, before the model is loaded, so that a port in use is reported early."""
     if not 0 <= port <= 65535:
         raise InputError(f"port is {port}; give a number from 0 (any that is free) to 65535")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        # with the protocol named, asyncio sends small answers at once; else each would wait 40 ms for the client's receipt
+        # with an explicit protocol, asyncio sets TCP_NODELAY; otherwise small responses wait 40 ms for the client's ACK
         taken = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except OSError as error:
         raise InputError(f"host is {host!r}, which is no address of this machine ({error}); try 127.0.0.1") from error
@@ -61,7 +61,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(listening: socket.socket) -> str:
-    """Where the server can be found."""
+    """URL of the server."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if listening.family == socket.AF_INET6 else f"http://{host}:{port}"
 
@@ -75,16 +75,16 @@ def serve(
     hosts: Hosts,
     ready: Callable[[], None],
 ) -> bool:
-    """Serve until SIGTERM or SIGINT, then finish what was taken; whether the thread that computes has ended, too.
+    """Serve until SIGTERM or SIGINT, then drain accepted requests; returns whether the worker's thread has ended.
 
     Args:
         trained: the run.
-        listening: where; see :func:`bind`.
-        limits: how much it takes on.
-        token: that requests must bring.
-        evaluation: that of :func:`bayeslora.server.evaluation.evaluate_run`.
-        hosts: under which it may be asked.
-        ready: called when requests are answered.
+        listening: socket from :func:`bind`.
+        limits: of requests and connections.
+        token: bearer token that requests must send, if any.
+        evaluation: directory written by ``bayeslora evaluate --out``; its metrics replace the run's own.
+        hosts: accepted ``Host`` headers.
+        ready: called when the server accepts requests.
     """
     require_sound(trained)
     limits = replace(limits, connections=room_for(limits.connections))
@@ -92,7 +92,7 @@ def serve(
     server = Server(app, limits, ready)
 
     def told(*_: object) -> None:
-        """Before uvicorn listens to signals; when it is done, it raises them again, and then all is well."""
+        """Handle signals before uvicorn does, and those that uvicorn raises again after shutdown."""
         server.should_exit = True
 
     for number in (signal.SIGINT, signal.SIGTERM):

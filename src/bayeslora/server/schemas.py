@@ -1,4 +1,4 @@
-"""What ``/v1/choices`` and the small endpoints take and give."""
+"""Requests and responses of ``/v1/choices`` and the small endpoints."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Samples = Annotated[
 
 
 class Asked(BaseModel):
-    """A request: what it does not know it refuses, so that no misspelt word goes unnoticed."""
+    """A request; unknown fields are refused, so that misspelt ones are noticed."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong."""
+    """Details of an error."""
 
     message: str
     type: str
@@ -34,13 +34,13 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorReply(BaseModel):
-    """An error, in OpenAI's shape."""
+    """An error in OpenAI's format."""
 
     error: ErrorDetail
 
 
 class ChoicesRequest(Asked):
-    """A question and the choices it has."""
+    """A question and its choices."""
 
     question: SomeText = Field(description="The question.", examples=["Which of these can fly?"])
     choices: list[SomeText] = Field(
@@ -57,7 +57,7 @@ class ChoicesRequest(Asked):
 
 
 class ChoicesReply(BaseModel):
-    """What the model thinks of the choices. Entropies are in nats."""
+    """The model's answer, probabilities and uncertainty. Entropies are in nats."""
 
     model: str
     answer: str | None = Field(description="The choice taken; nothing if the model is not sure enough.")
@@ -81,7 +81,7 @@ class ChoicesReply(BaseModel):
 
 
 class Model(BaseModel):
-    """A model as OpenAI lists it."""
+    """A model in OpenAI's format."""
 
     id: str
     object: str = "model"
@@ -90,20 +90,20 @@ class Model(BaseModel):
 
 
 class ModelList(BaseModel):
-    """What is served: one model."""
+    """The list of served models, which has one."""
 
     object: str = "list"
     data: list[Model]
 
 
 class Health(BaseModel):
-    """Whether the server can answer."""
+    """Result of the health check."""
 
     status: str
 
 
 class Bins(BaseModel):
-    """A reliability diagram: confidence and accuracy by bin, nothing where a bin is empty."""
+    """A reliability diagram: confidence and accuracy by bin, null where a bin is empty."""
 
     edges: list[float]
     count: list[int]
@@ -112,7 +112,7 @@ class Bins(BaseModel):
 
 
 class CoveragePoint(BaseModel):
-    """What answering from a confidence on would give."""
+    """Coverage and error rate of answers with at least a confidence."""
 
     threshold: float
     coverage: float
@@ -121,14 +121,14 @@ class CoveragePoint(BaseModel):
 
 
 class Span(BaseModel):
-    """From where to where a metric may well be; nothing where it is infinite."""
+    """An interval of a metric; a bound is null where it is infinite."""
 
     low: float | None
     high: float | None
 
 
 class Evaluation(BaseModel):
-    """How good the run is."""
+    """Metrics of the run."""
 
     model: str
     method: str

@@ -1,4 +1,4 @@
-"""uvicorn, told to accept a few connections at a time, and with one deadline for its end."""
+"""uvicorn that accepts a few connections at a time, with a deadline for shutdown."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from bayeslora.server.worker import ModelWorker
 log = logging.getLogger("bayeslora.server")
 
 BACKLOG = 1024
-"""Connections that the system keeps until they are accepted."""
+"""Connections that the system queues until they are accepted."""
 
 LAST_WORDS = 0.5
-"""Seconds in which clients whose requests were given up are told so."""
+"""Seconds to send error responses for requests cancelled at shutdown."""
 
 
 class Server(uvicorn.Server):
-    """Serves until it is told to stop, and then finishes what was taken, but not for longer than the grace.
+    """Serves until a signal to stop, then drains accepted requests, for at most the grace period.
 
     Args:
-        app: of :func:`bayeslora.server.app.create_app`.
-        limits: how many connections, and the grace.
-        ready: called when requests are answered.
+        app: from :func:`bayeslora.server.app.create_app`.
+        limits: number of connections, timeouts and grace period.
+        ready: called when the server accepts requests.
     """
 
     def __init__(self, app: FastAPI, limits: Limits, ready: Callable[[], None]) -> None:
@@ -43,7 +43,7 @@ class Server(uvicorn.Server):
         self._ready = ready
 
     async def startup(self, sockets: Sequence[socket.socket] | None = None) -> None:
-        """Listen. The event loop has made the system keep as few connections as are accepted in one turn."""
+        """Start listening, and restore the backlog, which asyncio sets to the connections accepted per iteration."""
         await super().startup(list(sockets or ()))
         for listening in sockets or ():
             listening.listen(BACKLOG)
@@ -51,7 +51,7 @@ class Server(uvicorn.Server):
             self._ready()
 
     async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
-        """Take nothing more, finish what was taken, and give up the rest when the grace is over."""
+        """Accept nothing more, drain accepted requests, and cancel the rest when the grace period is over."""
         self._worker.close()
         ending = asyncio.create_task(self._give_up_in_time())
         try:
@@ -70,8 +70,8 @@ class Server(uvicorn.Server):
 
 
 def _config(app: FastAPI, limits: Limits) -> uvicorn.Config:
-    """How uvicorn runs it: with connections of our own, without web sockets, which would escape their bounds, and without a
-    line in the log for every request, be it good or no HTTP at all."""
+    """Settings of uvicorn: our own connections, no WebSockets, which would bypass their limits, and no log line per request,
+    valid or not."""
     protocol: Any = partial(Connection, door=Door(limits.connections), seconds=limits.client_timeout)
     return uvicorn.Config(
         app,
@@ -82,5 +82,5 @@ def _config(app: FastAPI, limits: Limits) -> uvicorn.Config:
         log_level="error",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=math.ceil(limits.grace + 2 * LAST_WORDS),  # never needed, if all is well
+        timeout_graceful_shutdown=math.ceil(limits.grace + 2 * LAST_WORDS),  # fallback; normally not reached
     )

@@ -1,7 +1,6 @@
-"""Whether a model predicts at all, tried before anybody relies on it.
+"""Checks that the predictions of a model are finite.
 
-Weights that are no numbers are refused when a model is loaded. Its predictions can still be none: an adapter has diverged, or a
-layer overflows.
+Weights that are not finite are refused on loading. Predictions can still be NaN, if an adapter has diverged or a layer overflows.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from bayeslora.tasks import make_item
 
 
 def require_sound(trained: TrainedModel) -> None:
-    """Refuse a model whose predictions are no numbers."""
+    """Refuse a model whose predictions are not finite."""
     try:
         try_out(trained)
     except ArithmeticError as error:
@@ -22,7 +21,7 @@ def require_sound(trained: TrainedModel) -> None:
 
 
 def try_out(trained: TrainedModel) -> None:
-    """Ask one small question; an ``ArithmeticError`` if its probabilities are no numbers."""
+    """Predict one small question; raises an ``ArithmeticError`` if its probabilities are not finite."""
     predictions = trained.predictor()([make_item("Is it?", ["yes", "no"])])
     if not np.isfinite(predictions.probabilities).all():
         raise ArithmeticError("the model's probabilities are not numbers (nan)")

@@ -1,4 +1,4 @@
-"""The page for people: a few files that the browser gets as they are."""
+"""The web page: a few static files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-"""What browsers are told, whatever this machine believes of file names."""
+"""Content types, independent of this machine's table of file types."""
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
@@ -24,14 +24,14 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-"""Nothing from elsewhere is loaded, run or told, and no other page holds this one in a frame."""
+"""The page loads nothing from other hosts, sends no referrer, and cannot be framed by other pages."""
 
 FILES = {"/" if file.name == INDEX else f"/page/{file.name}": file for file in FOLDER.iterdir() if file.suffix in TYPES}
-"""By path."""
+"""Files by path of the URL."""
 
 
 def page_routes() -> APIRouter:
-    """All files of the page; they are small, and read once."""
+    """Routes of all files of the page, which are small and read once."""
     router = APIRouter(include_in_schema=False)
     for path, file in FILES.items():
         router.add_api_route(path, _sender(file.read_bytes(), TYPES[file.suffix]), methods=["GET", "HEAD"])

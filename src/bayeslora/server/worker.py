@@ -1,10 +1,10 @@
-"""The one thread that owns the model: a bounded queue, answered in batches.
+"""The thread that owns the model: a bounded queue, processed in batches.
 
-Questions that wait with equal settings are answered together. So are texts that are to be written in the same way, if the
-most probable token is taken each time and the model computes in float32: elsewhere a batch could change them.
+Queued questions with equal settings are answered together. So are texts with equal settings, if decoding is greedy and the
+model computes in float32; otherwise a batch could change them.
 
-While a text is written, the questions that wait are answered between its tokens, one batch at a time: they wait for a token
-and not for a text, and the text is not kept waiting by more than one batch a token.
+While a text is generated, queued questions are answered between its tokens, one batch at a time: they wait for a token and not
+for a text, and the text waits for at most one batch per token.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ AnyJob = TypeVar("AnyJob", bound="QueuedRequest[Any, Any]")
 STOPPING = "the server is about to stop"
 
 END_SECONDS = 2.0
-"""That the thread has to end once it is stopped, which it does before the next module of the model computes."""
+"""Timeout for the thread to end once stopped, which it does before the next module of the model."""
 
 
 class Full(Exception):
-    """Too many requests wait."""
+    """The queue is full."""
 
 
 class Closed(Exception):
-    """The worker takes nothing any more, or has given up what it had taken."""
+    """The worker accepts no more requests, or has cancelled those it had accepted."""
 
 
 class _Unwanted(Exception):
-    """Nobody waits for any of the requests under way."""
+    """No client waits for any request of the batch."""
 
 
 @dataclass(eq=False)
 class QueuedRequest(Generic[Request, Result]):
-    """A request and the place of its result. One that is cancelled before it was begun is never begun.
+    """A request and the future of its result. If cancelled in the queue, it is never started.
 
     Attributes:
-        request: what to do.
-        tell: told, by the worker's thread, of every token of a text.
-        future: the result to be.
-        abandoned: nobody waits any more, though it was begun.
-        told: whether tokens were told, which cannot be taken back.
+        request: the question or text.
+        tell: called in the worker's thread with every token of a text.
+        future: of the result.
+        abandoned: whether the client no longer waits.
+        told: whether tokens were streamed, after which the request cannot be retried.
     """
 
     request: Request
@@ -68,27 +68,27 @@ class QueuedRequest(Generic[Request, Result]):
 
     @property
     def unwanted(self) -> bool:
-        """Whether there is nobody to give a result to."""
+        """Whether no client waits for the result."""
         return self.abandoned or self.future.done()
 
     def tell_piece(self, piece: Piece) -> None:
-        """Tell of a token, if that is wanted."""
+        """Stream a token, if the request has a callback."""
         if self.tell is not None and not self.future.done():
             self.told = True
             self.tell(piece)
 
     def abandon(self) -> None:
-        """Drop it, or if it was begun, end it as soon as possible."""
+        """Cancel the request; if it was started, it ends as soon as possible."""
         self.abandoned = True
         self.future.cancel()
 
     def succeed(self, result: Result) -> None:
-        """Give the result, unless it was given up meanwhile."""
+        """Set the result, unless the request has ended already."""
         with suppress(InvalidStateError):
             self.future.set_result(result)
 
     def fail(self, error: Exception) -> None:
-        """Give an error in its place, unless it was given up meanwhile."""
+        """Set an error, unless the request has ended already."""
         with suppress(InvalidStateError):
             self.future.set_exception(error)
 
@@ -98,12 +98,12 @@ TextJob = QueuedRequest[Text, Written]
 
 
 class ModelWorker:
-    """See above.
+    """Processes queued requests in a thread.
 
     Args:
-        engine: what it works with.
-        capacity: how many jobs may wait.
-        metrics: told what is done.
+        engine: computes the results.
+        capacity: maximum number of queued requests.
+        metrics: records batches and tokens.
     """
 
     def __init__(self, engine: Engine, capacity: int, metrics: Metrics) -> None:
@@ -121,17 +121,17 @@ class ModelWorker:
         self._thread = threading.Thread(target=self._work, name="bayeslora-worker", daemon=True)
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Take nothing more; the thread ends when all that was taken is done."""
+        """Accept no more requests; the thread ends when all accepted ones are done."""
         with self._changed:
             self._closed = True
             self._changed.notify()
 
     def stop(self) -> None:
-        """Give up all that was taken: whoever waits for it is told at once, and the thread ends before its next step."""
+        """Cancel all accepted requests: they fail immediately, and the thread ends before its next step."""
         with self._changed:
             self._closed = True
             self._stopped.set()
@@ -140,14 +140,14 @@ class ModelWorker:
             self._changed.notify()
 
     def join(self, seconds: float = END_SECONDS) -> bool:
-        """Wait for the thread to end; whether it has."""
+        """Wait for the thread to end; returns whether it has."""
         if self._thread.ident is not None:
             self._thread.join(seconds)
         return not self._thread.is_alive()
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing can be answered; nothing if all is well."""
+        """Why requests cannot be answered; ``None`` if they can."""
         if self._closed:
             return STOPPING
         if not self._thread.is_alive():
@@ -156,15 +156,15 @@ class ModelWorker:
 
     @property
     def depth(self) -> int:
-        """How many jobs wait."""
+        """Number of queued requests."""
         return len(self._questions) + len(self._texts)
 
     def ask(self, job: QuestionJob) -> None:
-        """Let a question wait for its answer."""
+        """Queue a question."""
         self._take_in(self._questions, [job])
 
     def write(self, jobs: Sequence[TextJob]) -> None:
-        """Let texts wait, all or none."""
+        """Queue texts, all or none."""
         if len(jobs) > self._capacity:
             raise InputError(
                 f"{len(jobs)} prompts are more than the {self._capacity} that may wait; send fewer at a time"
@@ -192,7 +192,7 @@ class ModelWorker:
     # In the worker's thread -----------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Texts first: questions are answered between their tokens."""
+        """Process the queue. Texts are first, since questions are answered between their tokens."""
         with suppress(Interrupted), interruptible(self._engine.trained.model, self._stopped.is_set):
             while self._wait():
                 with self._changed:
@@ -204,13 +204,13 @@ class ModelWorker:
                     self._try_out()
 
     def _wait(self) -> bool:
-        """Until there is something to do; whether there ever will be."""
+        """Wait for a request; returns false if the thread has to end."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self.depth > 0)
             return self.depth > 0 and not self._stopped.is_set()
 
     def _try_out(self) -> None:
-        """Something gave no numbers: find out whether that was the request's fault, or nothing does any more."""
+        """After a result that is not finite, check whether the model still predicts or only the request failed."""
         try:
             try_out(self._engine.trained)
         except ArithmeticError:
@@ -219,7 +219,7 @@ class ModelWorker:
             self._sound, self._doubted = True, False
 
     def _answer_waiting(self) -> None:
-        """One batch of the questions that wait, if any do."""
+        """Answer one batch of queued questions, if there are any."""
         with self._changed:
             jobs = _pick(self._questions, self._kind_of_question)
         ready = _prepared(jobs, self._engine.encode)
@@ -262,7 +262,7 @@ class ModelWorker:
         ready: Sequence[tuple[QueuedRequest[Request, Result], Prepared]],
         work: Callable[[Sequence[tuple[QueuedRequest[Request, Result], Prepared]]], list[Result]],
     ) -> None:
-        """Do the work and hand out results. Where a batch fails, each is tried alone: one may spoil it for all."""
+        """Compute and set the results. If a batch fails, its requests are retried one by one, as one may be the cause."""
         try:
             results = work(ready)
         except Exception as error:
@@ -291,14 +291,14 @@ def _require_wanted(jobs: Sequence[QueuedRequest[Any, Any]]) -> None:
 
 
 def _drop_done(queue: deque[AnyJob]) -> None:
-    """Leave out what was cancelled or given up."""
+    """Remove requests that have ended."""
     kept = [job for job in queue if not job.future.done()]
     queue.clear()
     queue.extend(kept)
 
 
 def _pick(queue: deque[AnyJob], kind: Callable[[AnyJob], Hashable]) -> list[AnyJob]:
-    """The job that has waited longest and others of its kind, as having begun; those that are done with are dropped."""
+    """Take the oldest request and others of its kind from the queue, and start them; removes those that have ended."""
     _drop_done(queue)
     wanted = [job for job in queue if kind(job) == kind(queue[0])][:BATCH]
     for job in wanted:
@@ -309,7 +309,7 @@ def _pick(queue: deque[AnyJob], kind: Callable[[AnyJob], Hashable]) -> list[AnyJ
 def _prepared(
     jobs: Sequence[QueuedRequest[Request, Result]], prepare: Callable[[Request], Prepared]
 ) -> list[tuple[QueuedRequest[Request, Result], Prepared]]:
-    """Jobs with what was made of them; one that cannot be used fails alone."""
+    """Requests with their prepared inputs; an invalid one fails alone."""
     ready = []
     for job in jobs:
         try:

@@ -30,7 +30,7 @@ from bayeslora.studies.ablation_plan import Jobs, Variant, make_variants, plan_j
 from bayeslora.studies.ablations import ABLATIONS, Ablation, find_ablation
 from bayeslora.studies.evaluated import Places
 from bayeslora.studies.plan import Evaluation, StudyJob
-from bayeslora.studies.pool import Executor, Settings
+from bayeslora.studies.pool import Executor
 from bayeslora.studies.question_sections import (
     ABLATION_COLUMNS,
     PARAMETERS,
@@ -41,6 +41,7 @@ from bayeslora.studies.question_sections import (
 from bayeslora.studies.runner import Runner, require_readable
 from bayeslora.studies.study import require_distinct, task_name
 from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ, StudyOutcome, Tables
+from bayeslora.studies.worker import Settings
 from bayeslora.tasks import load_task
 
 

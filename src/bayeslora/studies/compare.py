@@ -32,13 +32,14 @@ from bayeslora.runs.environment import describe_environment
 from bayeslora.studies.comparison import Comparison
 from bayeslora.studies.evaluated import Places, pooled
 from bayeslora.studies.plan import Evaluation, plan
-from bayeslora.studies.pool import Executor, Settings
+from bayeslora.studies.pool import Executor
 from bayeslora.studies.question_sections import QuestionSection, is_shift, question_section, shift_section
 from bayeslora.studies.runner import Runner, require_readable
 from bayeslora.studies.search import Search, trials_of
 from bayeslora.studies.study import task_name
 from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ, StudyOutcome, Tables
 from bayeslora.studies.token_sections import PROBLEM_COLUMNS, TEXT_COLUMNS, TokenSection, token_sections
+from bayeslora.studies.worker import Settings
 from bayeslora.tasks import Task, find_task
 
 Wanted = Mapping[tuple[str, str, int], Path]

@@ -15,7 +15,7 @@ from typing import Any
 
 from bayeslora.errors import InputError, first_line
 from bayeslora.studies.plan import Evaluation, StudyJob
-from bayeslora.studies.pool import RunWorker, Settings
+from bayeslora.studies.worker import RunWorker, Settings
 
 RETRIES = 3
 """How often a run is restarted after its process or its node has died."""

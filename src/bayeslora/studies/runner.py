@@ -12,7 +12,8 @@ from bayeslora.runs.config import saved_run, to_dict
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.studies.evaluated import METRICS
 from bayeslora.studies.plan import Job, StudyJob
-from bayeslora.studies.pool import Executor, RunWorker, Settings, Workers
+from bayeslora.studies.pool import Executor, Workers
+from bayeslora.studies.worker import RunWorker, Settings
 from bayeslora.tasks import Task, find_task, require_gold
 
 TOLD = (*METRICS, "cot_nll", "cot_ece")

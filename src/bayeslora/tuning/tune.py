@@ -32,7 +32,8 @@ from bayeslora.runs.config import RunConfig, to_dict
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.result import RunResult
 from bayeslora.studies.plan import Job, StudyJob
-from bayeslora.studies.pool import Executor, Outage, RunWorker, Settings, Workers
+from bayeslora.studies.pool import Executor, Workers
+from bayeslora.studies.worker import Outage, RunWorker, Settings
 from bayeslora.tasks import load_task
 from bayeslora.train.errors import RunsFailed
 from bayeslora.train.run import train
