@@ -13,7 +13,7 @@ import numpy as np
 
 from bayeslora import load_run
 from bayeslora.adapter.sampling import Sampling
-from bayeslora.predict.questions import score_questions
+from bayeslora.predict.questions.scores import score_questions
 from bayeslora.runs.environment import describe_environment
 from bayeslora.runs.predictors import make_scorer
 from bayeslora.tasks import encode_items, load_task, require_gold

@@ -24,8 +24,8 @@ from matplotlib.figure import Figure
 from bayeslora import load_run
 from bayeslora.bench.timing import Timing, time_in_turns
 from bayeslora.predict.calibrate import DEFAULT_SCALES, choose_scale
-from bayeslora.predict.predictor import Predictor
-from bayeslora.predict.scorer import Scorer
+from bayeslora.predict.questions.predictor import Predictor
+from bayeslora.predict.questions.scorer import Scorer
 from bayeslora.runs.environment import describe_environment
 from bayeslora.runs.predictors import make_predictor, make_scorer
 from bayeslora.runs.trained import TrainedModel

@@ -24,7 +24,7 @@ from tempered import crossed
 from bayeslora import metrics
 from bayeslora.cli import parse
 from bayeslora.cli.runs import Train
-from bayeslora.predict.predictions import read_predictions
+from bayeslora.predict.questions.predictions import read_predictions
 from bayeslora.progress import reporter
 from bayeslora.runs.config import RunConfig, resolve
 from bayeslora.runs.directory import RunDirectory

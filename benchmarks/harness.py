@@ -25,7 +25,7 @@ from peft import PeftModel
 from bayeslora import load_model, load_run
 from bayeslora.adapter.sampling import MEAN
 from bayeslora.export.adapters import export_run
-from bayeslora.predict.questions import score_questions
+from bayeslora.predict.questions.scores import score_questions
 from bayeslora.runs.environment import describe_environment
 from bayeslora.runs.predictors import make_scorer
 from bayeslora.runs.trained import TrainedModel

@@ -4,7 +4,7 @@ import torch
 from peft import get_peft_model
 
 from bayeslora import BayesLoraConfig, load_model
-from bayeslora.predict.generate import Writing, generate
+from bayeslora.predict.generation import Writing, generate
 
 loaded = load_model("smollm2")
 config = BayesLoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"], layers_to_transform=[28, 29])

@@ -10,7 +10,7 @@ from bayeslora.adapter.lora import adapted_layers
 from bayeslora.errors import InputError
 from bayeslora.predict import pack, score_options
 from bayeslora.predict.linearised.curvature import fit_curvature
-from bayeslora.predict.scorer import Scorer
+from bayeslora.predict.questions.scorer import Scorer
 from bayeslora.predict.trunk import TrunkScorer
 from predict.test_options import Question, questions
 

@@ -11,7 +11,7 @@ from adapter.cases import MODELS, adapted, config, foreign_model, generator
 from bayeslora import find_holder
 from bayeslora.adapter.foreign import FOREIGN
 from bayeslora.errors import InputError
-from bayeslora.predict.generate import Generation, Writing, generate, generate_apart
+from bayeslora.predict.generation import Generation, Writing, generate, generate_apart
 from bayeslora.predict.mc import posterior_predictive
 from train.tiny import make_tokenizer
 

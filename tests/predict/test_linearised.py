@@ -21,8 +21,8 @@ from bayeslora.predict.linearised.scores import (
     score_at_precisions,
     score_linearised,
 )
-from bayeslora.predict.questions import score_questions
-from bayeslora.predict.scorer import DrawScores, Scorer
+from bayeslora.predict.questions.scorer import DrawScores, Scorer
+from bayeslora.predict.questions.scores import score_questions
 from bayeslora.predict.trunk import TrunkScorer
 from predict.test_options import questions
 from predict.test_scorer import assert_same

@@ -9,7 +9,7 @@ import torch
 from adapter.cases import MODELS, VOCABULARY, adapted, base_model, generator
 from bayeslora.errors import InputError
 from bayeslora.predict import average_draws, pack, score_options
-from bayeslora.predict.options import packed_length
+from bayeslora.predict.questions.options import packed_length
 from bayeslora.tasks import encode_item, load_task
 
 

@@ -15,9 +15,15 @@ from bayeslora import metrics
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import Calibration
-from bayeslora.predict.predictions import INTERVALS, Predictions, main_metrics, read_epistemic, read_predictions
-from bayeslora.predict.predictor import Predictor
-from bayeslora.predict.scorer import DrawScores, Scorer
+from bayeslora.predict.questions.predictions import (
+    INTERVALS,
+    Predictions,
+    main_metrics,
+    read_epistemic,
+    read_predictions,
+)
+from bayeslora.predict.questions.predictor import Predictor
+from bayeslora.predict.questions.scorer import DrawScores, Scorer
 from bayeslora.tasks import EncodedItem, Item, Prompt
 from predict.test_options import questions
 

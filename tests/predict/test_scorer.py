@@ -10,9 +10,9 @@ from adapter.cases import MODELS, adapted, base_model, generator
 from bayeslora import find_holder
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.predict import pack, score_options
-from bayeslora.predict.questions import score_questions
-from bayeslora.predict.scorer import DrawScores, Scorer, batches_by_length, packed_length
-from bayeslora.predict.sharing import may_share_rows
+from bayeslora.predict.questions.scorer import DrawScores, Scorer, batches_by_length, packed_length
+from bayeslora.predict.questions.scores import score_questions
+from bayeslora.predict.questions.sharing import may_share_rows
 from predict.test_options import naive, questions
 
 SEED = 5

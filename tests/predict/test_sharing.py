@@ -9,10 +9,10 @@ from adapter.cases import MODELS, adapted, base_model, config
 from bayeslora import BayesLoraConfig, find_holder
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError
-from bayeslora.predict.options import packed_length
-from bayeslora.predict.questions import score_questions
-from bayeslora.predict.scorer import Scorer
-from bayeslora.predict.sharing import may_share_rows
+from bayeslora.predict.questions.options import packed_length
+from bayeslora.predict.questions.scorer import Scorer
+from bayeslora.predict.questions.scores import score_questions
+from bayeslora.predict.questions.sharing import may_share_rows
 from bayeslora.predict.trunk import TrunkScorer
 from predict.test_options import Question, naive, questions
 

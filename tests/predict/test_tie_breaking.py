@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayeslora.predict.tie_breaking import choose_options
+from bayeslora.predict.questions.tie_breaking import choose_options
 from metrics.cases import quick
 
 ABSENT = -np.inf

@@ -10,12 +10,12 @@ from adapter.cases import adapted
 from bayeslora import find_holder, metrics
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError
-from bayeslora.predict import tokens
 from bayeslora.predict.calibrate import Calibration, fit_temperature
 from bayeslora.predict.mc import RunningAverage, average_draws
-from bayeslora.predict.token_predictor import TokenPredictor, read_token_predictions
-from bayeslora.predict.token_temperature import fit_token_temperature
-from bayeslora.predict.tokens import batch_texts, predict_tokens, score_tokens
+from bayeslora.predict.tokens import predictions as tokens
+from bayeslora.predict.tokens.predictions import batch_texts, predict_tokens, score_tokens
+from bayeslora.predict.tokens.predictor import TokenPredictor, read_token_predictions
+from bayeslora.predict.tokens.temperature import fit_token_temperature
 from bayeslora.tasks import EncodedText
 
 SAMPLES = 3

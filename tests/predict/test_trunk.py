@@ -29,9 +29,9 @@ from adapter.cases import SIZES, VOCABULARY, config, generator
 from bayeslora import find_holder
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError
-from bayeslora.predict.questions import score_questions
-from bayeslora.predict.scorer import Scorer
-from bayeslora.predict.sharing import may_share_rows
+from bayeslora.predict.questions.scorer import Scorer
+from bayeslora.predict.questions.scores import score_questions
+from bayeslora.predict.questions.sharing import may_share_rows
 from bayeslora.predict.trunk import TrunkCache, TrunkScorer
 from predict.test_options import Question, questions
 from tiers import some

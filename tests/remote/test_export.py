@@ -24,7 +24,7 @@ from bayeslora.export.engines import Service
 from bayeslora.export.manifest import Served
 from bayeslora.models import load_model
 from bayeslora.predict.mc import average_draws
-from bayeslora.predict.options import pack, score_options
+from bayeslora.predict.questions.options import pack, score_options
 from bayeslora.runs.trained import TrainedModel
 from bayeslora.tasks import encode_items, load_task
 from bayeslora.train import AdapterConfig, ModelConfig

@@ -13,7 +13,7 @@ import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
 from bayeslora.metrics import accuracy, bootstrap_interval_over_runs, ece, nll
-from bayeslora.predict.token_predictor import read_token_predictions
+from bayeslora.predict.tokens.predictor import read_token_predictions
 from bayeslora.report import make_report
 from bayeslora.report.questions import Answers, _epistemic
 from bayeslora.studies import pool

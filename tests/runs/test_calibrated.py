@@ -13,9 +13,9 @@ import pytest
 from bayeslora.atomic_files import write_json
 from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import PRIOR_SD, Calibration, choose_scale, fit_temperature
-from bayeslora.predict.calibrating import FEW_SCALES
-from bayeslora.predict.predictions import read_predictions
-from bayeslora.predict.predictor import Predictor
+from bayeslora.predict.calibrate.fit import FEW_SCALES
+from bayeslora.predict.questions.predictions import read_predictions
+from bayeslora.predict.questions.predictor import Predictor
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.evaluation import evaluate
 from bayeslora.runs.trained import load_run

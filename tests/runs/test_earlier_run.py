@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from bayeslora import load_run
 from bayeslora.adapter import find_holder
-from bayeslora.predict.predictions import read_predictions
+from bayeslora.predict.questions.predictions import read_predictions
 from bayeslora.report import make_report
 from bayeslora.runs.config import saved_run
 from bayeslora.runs.directory import RunDirectory

@@ -22,8 +22,8 @@ from transformers import AutoModelForCausalLM
 from bayeslora import load_run
 from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import Calibration
-from bayeslora.predict.generate import Writing
-from bayeslora.predict.predictions import read_predictions
+from bayeslora.predict.generation import Writing
+from bayeslora.predict.questions.predictions import read_predictions
 from bayeslora.runs import trained as trained_module
 from bayeslora.runs.trained import TrainedModel
 from bayeslora.tasks import Item, Prompt, load_task, require_gold

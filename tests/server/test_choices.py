@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bayeslora import load_model, load_run
-from bayeslora.predict.generate import Writing
+from bayeslora.predict.generation import Writing
 from bayeslora.runs.trained import TrainedModel
 from bayeslora.server.engine import Engine, Question, Text
 from bayeslora.server.limits import Limits

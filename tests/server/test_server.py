@@ -17,7 +17,7 @@ import pytest
 
 from bayeslora.metrics import accuracy_at_coverage, ece
 from bayeslora.predict.calibrate import Calibration
-from bayeslora.predict.predictions import read_predictions
+from bayeslora.predict.questions.predictions import read_predictions
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.trained import TrainedModel
 from bayeslora.server.app import create_app

@@ -13,8 +13,8 @@ import httpx
 import openai
 import pytest
 
-from bayeslora.predict.generate import Writing
-from bayeslora.predict.generation_results import Generation
+from bayeslora.predict.generation import Writing
+from bayeslora.predict.generation.results import Generation
 from bayeslora.runs.trained import TrainedModel
 from bayeslora.server.pieces import Pieces
 from server.live import ASKED, held_up, settled, wait_for

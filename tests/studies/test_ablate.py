@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bayeslora.errors import InputError
-from bayeslora.predict.predictions import read_predictions
+from bayeslora.predict.questions.predictions import read_predictions
 from bayeslora.runs.trained import load_run
 from bayeslora.studies import pool
 from bayeslora.studies.ablate import ablate

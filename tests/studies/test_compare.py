@@ -20,7 +20,7 @@ from bayeslora import metrics
 from bayeslora.errors import InputError
 from bayeslora.figures.table import CALIBRATED_COLUMNS, COLUMNS
 from bayeslora.methods import METHODS
-from bayeslora.predict.predictions import read_epistemic, read_predictions
+from bayeslora.predict.questions.predictions import read_epistemic, read_predictions
 from bayeslora.runs.result import RunResult
 from bayeslora.studies.compare import compare
 from bayeslora.studies.comparison import OWN, Comparison

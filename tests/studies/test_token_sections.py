@@ -10,7 +10,7 @@ import pytest
 
 from bayeslora.errors import InputError
 from bayeslora.methods import METHODS
-from bayeslora.predict.token_predictor import read_token_predictions
+from bayeslora.predict.tokens.predictor import read_token_predictions
 from bayeslora.studies.compare import compare
 from bayeslora.studies.comparison import OWN, Comparison
 from bayeslora.studies.plan import plan, run_path

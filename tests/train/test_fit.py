@@ -17,8 +17,8 @@ from safetensors import safe_open
 from adapter.cases import adapted, generator, tokens
 from bayeslora import find_holder
 from bayeslora.adapter.sampling import Sampling
-from bayeslora.predict.questions import score_questions
-from bayeslora.predict.scorer import Scorer
+from bayeslora.predict.questions.scorer import Scorer
+from bayeslora.predict.questions.scores import score_questions
 from bayeslora.predict.trunk import TrunkScorer
 from bayeslora.runs.config import TrainingConfig
 from bayeslora.train.errors import TrainingDiverged

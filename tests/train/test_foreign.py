@@ -21,8 +21,8 @@ from bayeslora.adapter.base import find_any_holder
 from bayeslora.adapter.foreign import FOREIGN
 from bayeslora.errors import InputError
 from bayeslora.models import load_model
-from bayeslora.predict.predictions import read_predictions
-from bayeslora.predict.scorer import Scorer
+from bayeslora.predict.questions.predictions import read_predictions
+from bayeslora.predict.questions.scorer import Scorer
 from bayeslora.runs.trained import load_run
 from bayeslora.train import AdapterConfig, RunContext, TrainingConfig, train
 from bayeslora.train.checkpoint import TrainingState

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 from bayeslora.errors import InputError
 from bayeslora.methods import METHODS
 from bayeslora.methods.laplace import STEPS
-from bayeslora.predict.predictions import read_predictions
-from bayeslora.predict.predictor import Predictor
+from bayeslora.predict.questions.predictions import read_predictions
+from bayeslora.predict.questions.predictor import Predictor
 from bayeslora.runs.trained import load_run
 from bayeslora.train import AdapterConfig, TrainingConfig, train
 from bayeslora.train.origin import SEED_DISTANCE, lora_runs

@@ -15,8 +15,8 @@ import pytest
 from filelock import FileLock
 
 from bayeslora import atomic_files as files
-from bayeslora.predict.predictions import Predictions
-from bayeslora.predict.predictor import Predictor
+from bayeslora.predict.questions.predictions import Predictions
+from bayeslora.predict.questions.predictor import Predictor
 from bayeslora.train import checkpoint, fit, run
 from faults.processes import Forked, Started
 from tasks.cases import write_lines

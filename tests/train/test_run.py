@@ -25,7 +25,7 @@ from bayeslora import find_holder, load_run, metrics
 from bayeslora.errors import InputError
 from bayeslora.methods import METHODS
 from bayeslora.models import load_model
-from bayeslora.predict.predictions import Predictions
+from bayeslora.predict.questions.predictions import Predictions
 from bayeslora.runs import directory as directories
 from bayeslora.runs.config import to_dict
 from bayeslora.runs.predictors import load_base

@@ -14,8 +14,8 @@ from bayeslora import load_run, metrics
 from bayeslora.errors import InputError
 from bayeslora.methods import METHODS
 from bayeslora.predict.calibrate import fit_temperature
-from bayeslora.predict.generate import Generation, Writing, generate
-from bayeslora.predict.token_predictor import read_token_predictions
+from bayeslora.predict.generation import Generation, Writing, generate
+from bayeslora.predict.tokens.predictor import read_token_predictions
 from bayeslora.runs import solving
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.evaluation import evaluate

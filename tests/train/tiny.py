@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from bayeslora import cli
-from bayeslora.predict.predictions import Predictions
+from bayeslora.predict.questions.predictions import Predictions
 from bayeslora.runs.config import to_dict
 from bayeslora.train import AdapterConfig, PredictionConfig, RunConfig, TrainingConfig, resolve, train
 from tasks.cases import write_lines

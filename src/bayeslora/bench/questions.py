@@ -14,8 +14,8 @@ from bayeslora.bench.rows import Row
 from bayeslora.bench.subjects import Subjects
 from bayeslora.bench.timing import time_in_turns
 from bayeslora.errors import InputError
-from bayeslora.predict.questions import score_questions
-from bayeslora.predict.scorer import Scorer
+from bayeslora.predict.questions.scorer import Scorer
+from bayeslora.predict.questions.scores import score_questions
 from bayeslora.progress import Reporter
 
 HARNESS = f"lm-eval, {LORA}"

@@ -140,7 +140,7 @@ class Generate(OfDraws):
 
     def run(self) -> None:
         """Generate, with the text on stdout."""
-        from bayeslora.predict.generate import Writing
+        from bayeslora.predict.generation import Writing
 
         writing = Writing(
             max_new_tokens=self.max_new_tokens,

@@ -29,7 +29,7 @@ from bayeslora.errors import InputError, first_line
 from bayeslora.models.locate import locate
 from bayeslora.posterior import Posterior
 from bayeslora.predict.mc import average_draws, averaging
-from bayeslora.predict.scorer import require_numbers
+from bayeslora.predict.questions.scorer import require_numbers
 
 Request = tuple[tuple[str, str] | None, list[int], list[int]]
 """Cache key of the harness (``None`` for a part of a text), the context and its continuation."""

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from bayeslora.adapter.foreign import ForeignHolder
     from bayeslora.posterior import Factors, Posterior
     from bayeslora.predict.calibrate import Calibration
-    from bayeslora.predict.predictor import Predictor
+    from bayeslora.predict.questions.predictor import Predictor
     from bayeslora.progress import Advance, Reporter
     from bayeslora.tasks import Questions
 

@@ -12,7 +12,7 @@ from bayeslora.methods.base import Method, PostHocInputs, PostHocResult, Questio
 from bayeslora.posterior.laplace import LaplacePosterior
 
 if TYPE_CHECKING:
-    from bayeslora.predict.scorer import DrawScores
+    from bayeslora.predict.questions.scorer import DrawScores
 
 STEPS = tuple(10.0 ** (k / 2) for k in range(-6, 7))
 """Prior precisions tried on the validation questions, relative to the one with the greatest evidence."""

@@ -18,8 +18,15 @@ from bayeslora.adapter.base import ATTRIBUTE, Holder, find_any_holder
 from bayeslora.adapter.draw_expansion import Stack
 from bayeslora.adapter.sampling import MEAN, sampled
 from bayeslora.errors import InputError
-from bayeslora.predict.options import Encoded, OptionScores, PackedBatch, packed_length, packed_logits, score_options
-from bayeslora.predict.scorer import Scorer, batches_by_length
+from bayeslora.predict.questions.options import (
+    Encoded,
+    OptionScores,
+    PackedBatch,
+    packed_length,
+    packed_logits,
+    score_options,
+)
+from bayeslora.predict.questions.scorer import Scorer, batches_by_length
 
 Key = tuple[tuple[int, ...], ...]
 

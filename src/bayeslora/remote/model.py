@@ -16,9 +16,9 @@ from bayeslora.tasks import EncodedItem, Item, continuations, encode_items, make
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from bayeslora.predict.answers import Answer
-    from bayeslora.predict.predictions import Predictions
-    from bayeslora.predict.scorer import DrawScores
+    from bayeslora.predict.questions.answers import Answer
+    from bayeslora.predict.questions.predictions import Predictions
+    from bayeslora.predict.questions.scorer import DrawScores
 
 Way = Callable[[Sequence[EncodedItem]], Iterator[Request[Found]]]
 
@@ -73,7 +73,7 @@ class RemoteModel:
 
     def answers(self, predictions: Predictions, level: float = 0.9) -> list[Answer]:
         """Predictions as answers, one by one, with prediction sets of this level if the run is calibrated."""
-        from bayeslora.predict.answers import make_answers
+        from bayeslora.predict.questions.answers import make_answers
 
         return make_answers(predictions, self.calibration, level)
 
@@ -82,8 +82,8 @@ class RemoteModel:
         import numpy as np
 
         from bayeslora.predict.mc import average_draws
-        from bayeslora.predict.predictions import Predictions
-        from bayeslora.predict.tie_breaking import choose_options
+        from bayeslora.predict.questions.predictions import Predictions
+        from bayeslora.predict.questions.tie_breaking import choose_options
 
         if not items:
             raise InputError("there are no questions to predict; give at least one")
@@ -98,8 +98,8 @@ class RemoteModel:
         """Scores of the questions under every adapter, before calibration."""
         import torch
 
-        from bayeslora.predict.options import OptionScores
-        from bayeslora.predict.scorer import DrawScores
+        from bayeslora.predict.questions.options import OptionScores
+        from bayeslora.predict.questions.scorer import DrawScores
 
         self._way = self._way or self._find_way(items[0])
         most = max(len(item.option_ids) for item in items)

@@ -8,7 +8,7 @@ from typing import Any
 
 from bayeslora.figures.scatter import draw_scatter
 from bayeslora.figures.table import COLUMNS, Column, Row
-from bayeslora.predict.token_predictor import UNCERTAIN
+from bayeslora.predict.tokens.predictor import UNCERTAIN
 from bayeslora.report.blocks import Block, Drawing, Gallery, Methods, Note, Plain, Report, Section
 from bayeslora.report.reading import checking, file_names, read_record
 from bayeslora.report.settings import environment_section, settings_section

@@ -14,7 +14,7 @@ from bayeslora.figures.certainty import draw_confidence, draw_epistemic
 from bayeslora.figures.panel import COLUMN
 from bayeslora.figures.reliability import draw_reliability
 from bayeslora.figures.selective import draw_risk_coverage
-from bayeslora.predict.predictions import read_choices, read_epistemic, read_predictions
+from bayeslora.predict.questions.predictions import read_choices, read_epistemic, read_predictions
 from bayeslora.report.blocks import Drawing
 from bayeslora.report.reading import checking, require_equal
 from bayeslora.runs.directory import RunDirectory

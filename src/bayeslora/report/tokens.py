@@ -12,7 +12,7 @@ from bayeslora.figures.panel import COLUMN
 from bayeslora.figures.reliability import BINS, draw_panels, make_panel
 from bayeslora.figures.selective import draw_risk_coverage
 from bayeslora.metrics import TokenScores, reliability_bins_from_confidence
-from bayeslora.predict.token_predictor import TokenPredictions, read_token_predictions, token_metrics
+from bayeslora.predict.tokens.predictor import TokenPredictions, read_token_predictions, token_metrics
 from bayeslora.report.blocks import Drawing, Gallery, Note, Plain, Section
 from bayeslora.report.reading import checking, numbers, require_equal
 from bayeslora.report.wording import COT

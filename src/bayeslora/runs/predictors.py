@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.models import LoadedModel, load_model
-from bayeslora.predict.predictor import Predictor
-from bayeslora.predict.scorer import Scorer
-from bayeslora.predict.token_predictor import TokenPredictor
+from bayeslora.predict.questions.predictor import Predictor
+from bayeslora.predict.questions.scorer import Scorer
+from bayeslora.predict.tokens.predictor import TokenPredictor
 from bayeslora.predict.trunk import TrunkCache, TrunkScorer
 from bayeslora.runs.config import RunConfig
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from bayeslora.adapter.base import find_any_holder
 from bayeslora.adapter.sampling import Sampling
-from bayeslora.predict.generate import Writing, generate
+from bayeslora.predict.generation import Writing, generate
 from bayeslora.progress import Advance
 from bayeslora.runs.answer_file import AnswerFile
 from bayeslora.tasks.boxed import boxed_answer, same_answer

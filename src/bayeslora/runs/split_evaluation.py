@@ -12,8 +12,8 @@ from bayeslora.errors import InputError
 from bayeslora.methods import find_method
 from bayeslora.models import LoadedModel
 from bayeslora.predict.calibrate import Calibration
-from bayeslora.predict.predictions import Predictions
-from bayeslora.predict.token_predictor import TokenPredictions, TokenPredictor, read_token_predictions
+from bayeslora.predict.questions.predictions import Predictions
+from bayeslora.predict.tokens.predictor import TokenPredictions, TokenPredictor, read_token_predictions
 from bayeslora.progress import Reporter
 from bayeslora.runs.config import RunConfig, to_dict
 from bayeslora.runs.directory import RunDirectory

@@ -19,7 +19,6 @@ from bayeslora.errors import InputError
 from bayeslora.layer_ranges import check_depth
 from bayeslora.methods import find_method
 from bayeslora.models import LoadedModel
-from bayeslora.predict.answers import Answer, make_answers
 from bayeslora.predict.calibrate import (
     DEFAULT_SCALES,
     Calibration,
@@ -28,13 +27,14 @@ from bayeslora.predict.calibrate import (
     describe_target,
     require_enough,
 )
-from bayeslora.predict.calibrating import calibrate, predict_both, scale_of, set_scale, tuner_of
-from bayeslora.predict.generate import Prompt, Writing, generate
-from bayeslora.predict.generation_results import Generation, Watch
-from bayeslora.predict.predictions import Predictions
-from bayeslora.predict.predictor import Predictor
-from bayeslora.predict.scorer import Scorer
-from bayeslora.predict.token_predictor import TokenPredictor
+from bayeslora.predict.calibrate.fit import calibrate, predict_both, scale_of, set_scale, tuner_of
+from bayeslora.predict.generation import Prompt, Writing, generate
+from bayeslora.predict.generation.results import Generation, Watch
+from bayeslora.predict.questions.answers import Answer, make_answers
+from bayeslora.predict.questions.predictions import Predictions
+from bayeslora.predict.questions.predictor import Predictor
+from bayeslora.predict.questions.scorer import Scorer
+from bayeslora.predict.tokens.predictor import TokenPredictor
 from bayeslora.progress import Reporter, Silent
 from bayeslora.runs.config import RunConfig, check_samples, from_dict
 from bayeslora.runs.directory import RunDirectory
@@ -95,7 +95,7 @@ class TrainedModel:
         watch: Watch | None = None,
     ) -> list[Generation]:
         """Continue texts or chats with tokens from the averaged distribution and their uncertainty; see
-        :func:`bayeslora.predict.generate.generate`."""
+        :func:`bayeslora.predict.generation.generate`."""
         return generate(
             self.model,
             self.loaded.tokenizer,

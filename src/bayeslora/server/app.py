@@ -17,7 +17,7 @@ from fastapi.security import HTTPBearer
 from pydantic import BaseModel
 
 import bayeslora
-from bayeslora.predict.generate import Prompt, Writing
+from bayeslora.predict.generation import Prompt, Writing
 from bayeslora.server.dispatcher import Dispatcher
 from bayeslora.server.engine import Engine, Question, Text, Written
 from bayeslora.server.errors import Failure, as_failure, described, error_body, install_handlers

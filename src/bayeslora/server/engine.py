@@ -16,11 +16,11 @@ from bayeslora.adapter.base import find_any_holder
 from bayeslora.adapter.holder import PosteriorHolder
 from bayeslora.errors import InputError
 from bayeslora.models.context import context_length
-from bayeslora.predict.answers import Answer
-from bayeslora.predict.generate import Prompt, Writing, encode_prompts
-from bayeslora.predict.generation_results import Generation, Token
-from bayeslora.predict.options import packed_length
-from bayeslora.predict.predictions import Predictions
+from bayeslora.predict.generation import Prompt, Writing, encode_prompts
+from bayeslora.predict.generation.results import Generation, Token
+from bayeslora.predict.questions.answers import Answer
+from bayeslora.predict.questions.options import packed_length
+from bayeslora.predict.questions.predictions import Predictions
 from bayeslora.runs.trained import TrainedModel
 from bayeslora.server.limits import Limits
 from bayeslora.server.pieces import Pieces

@@ -19,7 +19,7 @@ from bayeslora.errors import InputError
 from bayeslora.metrics import bootstrap_interval, reliability_bins, risk_coverage
 from bayeslora.metrics.scores import top_class
 from bayeslora.predict.calibrate import Calibration, apply_temperature
-from bayeslora.predict.predictions import INTERVALS, read_predictions
+from bayeslora.predict.questions.predictions import INTERVALS, read_predictions
 from bayeslora.runs.config import saved_run
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.trained import TrainedModel

@@ -24,7 +24,7 @@ from bayeslora.figures import reliability_figure, scatter_figure
 from bayeslora.figures.table import Column
 from bayeslora.methods import find_method
 from bayeslora.models.device import resolve_device
-from bayeslora.predict.token_predictor import UNCERTAIN
+from bayeslora.predict.tokens.predictor import UNCERTAIN
 from bayeslora.progress import Reporter, Silent
 from bayeslora.runs.config import to_dict
 from bayeslora.runs.directory import RunDirectory

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from bayeslora import metrics
 from bayeslora.errors import InputError
 from bayeslora.figures.table import CALIBRATED, CALIBRATED_COLUMNS, COLUMNS, Cell, Column, Row, best_of
-from bayeslora.predict.predictions import read_epistemic, read_option_counts, read_predictions
+from bayeslora.predict.questions.predictions import read_epistemic, read_option_counts, read_predictions
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.result import RunResult
 

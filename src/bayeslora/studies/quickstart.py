@@ -13,7 +13,7 @@ from typing import Any
 
 from bayeslora.figures import reliability_figure
 from bayeslora.models import load_model
-from bayeslora.predict.predictions import read_predictions
+from bayeslora.predict.questions.predictions import read_predictions
 from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Reporter, Silent
 from bayeslora.runs.config import AdapterConfig, RunConfig, TrainingConfig

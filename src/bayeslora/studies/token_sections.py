@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bayeslora.figures.table import Cell, Column, Row
-from bayeslora.predict.token_predictor import read_token_predictions
+from bayeslora.predict.tokens.predictor import read_token_predictions
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.result import RunResult
 from bayeslora.studies.evaluated import Places, summary_of

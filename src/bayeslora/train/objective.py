@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from bayeslora.posterior import kl_weight
 from bayeslora.posterior.kl import KLScaling
-from bayeslora.predict.options import Encoded
-from bayeslora.predict.scorer import Scorer
-from bayeslora.predict.tokens import batch_texts
+from bayeslora.predict.questions.options import Encoded
+from bayeslora.predict.questions.scorer import Scorer
+from bayeslora.predict.tokens.predictions import batch_texts
 from bayeslora.tasks.tokens import EncodedText
 
 

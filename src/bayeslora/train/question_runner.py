@@ -13,9 +13,9 @@ from bayeslora.methods.base import QuestionPostHocInputs
 from bayeslora.models import LoadedModel
 from bayeslora.posterior import Factors, Posterior
 from bayeslora.predict.calibrate import FEWEST, Calibration, fit_temperature
-from bayeslora.predict.calibrating import FEW_SCALES, calibrate, predict_both
-from bayeslora.predict.options import packed_length
-from bayeslora.predict.predictions import main_metrics
+from bayeslora.predict.calibrate.fit import FEW_SCALES, calibrate, predict_both
+from bayeslora.predict.questions.options import packed_length
+from bayeslora.predict.questions.predictions import main_metrics
 from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Advance, Reporter
 from bayeslora.runs.config import RunConfig

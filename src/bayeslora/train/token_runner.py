@@ -12,7 +12,7 @@ from bayeslora.methods.base import PostHocInputs
 from bayeslora.models import LoadedModel
 from bayeslora.posterior import Factors, Posterior
 from bayeslora.predict.calibrate import Calibration
-from bayeslora.predict.predictions import main_metrics
+from bayeslora.predict.questions.predictions import main_metrics
 from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Reporter
 from bayeslora.runs.config import RunConfig

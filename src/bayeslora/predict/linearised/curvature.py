@@ -27,8 +27,8 @@ from bayeslora.posterior.base import LayerFactors
 from bayeslora.posterior.laplace import FactorCurvature, LaplacePosterior, LayerCurvature
 from bayeslora.predict.linearised.gradients import differentiating, graph_batches, option_gradients, with_graphs
 from bayeslora.predict.linearised.low_rank import LowRankSum
-from bayeslora.predict.options import Encoded, OptionScores, PackedBatch
-from bayeslora.predict.scorer import Scorer, require_numbers
+from bayeslora.predict.questions.options import Encoded, OptionScores, PackedBatch
+from bayeslora.predict.questions.scorer import Scorer, require_numbers
 
 
 def fit_curvature(

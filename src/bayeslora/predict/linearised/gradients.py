@@ -12,8 +12,8 @@ from torch import Tensor
 from bayeslora.adapter.holder import PosteriorHolder, find_holder
 from bayeslora.adapter.sampling import evaluating
 from bayeslora.posterior.laplace import LaplacePosterior
-from bayeslora.predict.options import Encoded, packed_length
-from bayeslora.predict.scorer import Scorer, batches_by_length, within_memory
+from bayeslora.predict.questions.options import Encoded, packed_length
+from bayeslora.predict.questions.scorer import Scorer, batches_by_length, within_memory
 
 T = TypeVar("T")
 

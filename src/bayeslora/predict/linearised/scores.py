@@ -17,8 +17,8 @@ from bayeslora.posterior.base import Posterior
 from bayeslora.posterior.decompose import eigh
 from bayeslora.posterior.laplace import LaplacePosterior
 from bayeslora.predict.linearised.gradients import differentiating, graph_batches, option_gradients, with_graphs
-from bayeslora.predict.options import Encoded, OptionScores
-from bayeslora.predict.scorer import DrawScores, Scorer, require_numbers
+from bayeslora.predict.questions.options import Encoded, OptionScores
+from bayeslora.predict.questions.scorer import DrawScores, Scorer, require_numbers
 
 LEAST_DRAWS = 256
 """Least number of draws of Gaussian scores, which are cheap, unlike draws of weights."""

@@ -17,8 +17,8 @@ from bayeslora.errors import InputError
 from bayeslora.metrics import TokenScores, top_entropy
 from bayeslora.metrics.validation import BoolArray
 from bayeslora.predict.calibrate import Calibration
-from bayeslora.predict.token_temperature import fit_token_temperature
-from bayeslora.predict.tokens import predict_tokens, score_tokens
+from bayeslora.predict.tokens.predictions import predict_tokens, score_tokens
+from bayeslora.predict.tokens.temperature import fit_token_temperature
 from bayeslora.progress import Advance
 from bayeslora.tasks.tokens import EncodedText, tokens_digest
 

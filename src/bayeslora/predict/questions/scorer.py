@@ -16,8 +16,8 @@ from bayeslora.adapter.sampling import Sampling, sampled
 from bayeslora.errors import out_of_memory
 from bayeslora.models.context import context_length
 from bayeslora.predict.mc import average_draws
-from bayeslora.predict.options import Encoded, OptionScores, PackedBatch, pack, packed_length, score_options
-from bayeslora.predict.sharing import may_share_rows
+from bayeslora.predict.questions.options import Encoded, OptionScores, PackedBatch, pack, packed_length, score_options
+from bayeslora.predict.questions.sharing import may_share_rows
 
 T = TypeVar("T")
 
@@ -95,7 +95,7 @@ def score_draws(
     batch_tokens: int,
     advance: Callable[[int, int], None] | None = None,
 ) -> DrawScores:
-    """Score questions with drawn networks, or with the mean, for :func:`bayeslora.predict.questions.score_questions`."""
+    """Score questions with drawn networks, or with the mean, for :func:`bayeslora.predict.questions.scores.score_questions`."""
     with sampled(scorer.model, sampling, fan_out=True) as draws:
         return within_memory(
             lambda tokens: _score_at_most(scorer, items, draws, tokens, advance),

@@ -8,7 +8,7 @@ import numpy as np
 
 from bayeslora.metrics import entropy
 from bayeslora.predict.calibrate import Calibration
-from bayeslora.predict.predictions import Predictions
+from bayeslora.predict.questions.predictions import Predictions
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from bayeslora.adapter.sampling import MEAN, sampled
-from bayeslora.predict.options import Encoded, attention_window, pack, packed_length, score_options
+from bayeslora.predict.questions.options import Encoded, attention_window, pack, packed_length, score_options
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
 """Tolerance for round-off between two scores of the same text, per token, by precision."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bayeslora.predict.mc import average_draws
-from bayeslora.predict.scorer import require_numbers
+from bayeslora.predict.questions.scorer import require_numbers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

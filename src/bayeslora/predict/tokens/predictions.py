@@ -23,8 +23,8 @@ from bayeslora.adapter.base import find_any_holder
 from bayeslora.adapter.sampling import Sampling, sampled
 from bayeslora.metrics import TokenScores
 from bayeslora.predict.mc import RunningAverage
-from bayeslora.predict.options import ATTENTION
-from bayeslora.predict.scorer import require_numbers
+from bayeslora.predict.questions.options import ATTENTION
+from bayeslora.predict.questions.scorer import require_numbers
 from bayeslora.tasks.tokens import EncodedText
 
 CELLS = 2**27

@@ -12,10 +12,10 @@ from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.mc import average_draws
-from bayeslora.predict.predictions import Predictions
-from bayeslora.predict.questions import score_questions
-from bayeslora.predict.scorer import DrawScores, Scorer
-from bayeslora.predict.tie_breaking import choose_options
+from bayeslora.predict.questions.predictions import Predictions
+from bayeslora.predict.questions.scorer import DrawScores, Scorer
+from bayeslora.predict.questions.scores import score_questions
+from bayeslora.predict.questions.tie_breaking import choose_options
 from bayeslora.tasks import EncodedItem, Item, Scoring, continuations, encode_items
 
 if TYPE_CHECKING:

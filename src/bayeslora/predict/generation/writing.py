@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bayeslora.adapter.base import find_any_holder
 from bayeslora.adapter.sampling import evaluating
 from bayeslora.errors import InputError
-from bayeslora.predict.generation_results import End, Generation, Record, Watch
+from bayeslora.predict.generation.results import End, Generation, Record, Watch
 from bayeslora.predict.mc import posterior_predictive
 
 if TYPE_CHECKING:

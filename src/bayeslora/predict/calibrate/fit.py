@@ -23,10 +23,10 @@ from bayeslora.predict.calibrate import (
     describe_doubts,
     fit_temperature,
 )
-from bayeslora.predict.predictions import Predictions, main_metrics
-from bayeslora.predict.predictor import Predictor
-from bayeslora.predict.questions import linearised_posterior
-from bayeslora.predict.scorer import DrawScores
+from bayeslora.predict.questions.predictions import Predictions, main_metrics
+from bayeslora.predict.questions.predictor import Predictor
+from bayeslora.predict.questions.scorer import DrawScores
+from bayeslora.predict.questions.scores import linearised_posterior
 from bayeslora.progress import Advance
 from bayeslora.tasks import EncodedItem, Item, require_gold
 

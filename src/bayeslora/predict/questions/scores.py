@@ -10,8 +10,8 @@ from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError
 from bayeslora.posterior import Posterior
 from bayeslora.predict.linearised.scores import score_linearised
-from bayeslora.predict.options import Encoded
-from bayeslora.predict.scorer import DrawScores, Scorer, score_draws
+from bayeslora.predict.questions.options import Encoded
+from bayeslora.predict.questions.scorer import DrawScores, Scorer, score_draws
 
 
 def score_questions(

@@ -1,0 +1,1 @@
+"""Probabilities over the options of questions."""

@@ -1,0 +1,1 @@
+"""Probabilities of the tokens of running text and of solutions."""
