@@ -5,6 +5,7 @@ from fractions import Fraction
 import pytest
 
 from bayeslora.posterior import kl_weight
+from bayeslora.posterior.kl import blob_cycle
 
 
 @pytest.mark.parametrize(
@@ -30,10 +31,16 @@ def test_bad_arguments_are_refused():
         kl_weight("elbo", examples=5, batch_size=2, beta=-1)
 
 
+def test_the_cycle_of_blob_is_the_published_one():
+    """518 steps for the 2,251 training questions of ARC-Easy in batches of four; never less than one."""
+    assert blob_cycle(2251, 4) == 518
+    assert blob_cycle(1, 1) == 100 and blob_cycle(2, 1000) == 1
+
+
 @pytest.mark.parametrize("examples, batch_size", [(1, 1), (10, 3), (64, 8), (5000, 4)])
-def test_blob_doubles_from_step_to_step_and_spends_its_budget_in_every_epoch(examples, batch_size):
+def test_blob_doubles_from_step_to_step_and_spends_its_budget_in_every_cycle(examples, batch_size):
     """Card 7: ``π_j = 2^j / (2^(M+1) − 1)``, which sum to ``1 − 1 / (2^(M+1) − 1)``."""
-    cycle = -(-examples // batch_size)
+    cycle = blob_cycle(examples, batch_size)
     for epoch in (0, 3):
         weights = [
             kl_weight("blob", examples=examples, batch_size=batch_size, beta=2.0, step=epoch * cycle + j)

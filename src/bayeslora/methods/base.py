@@ -49,6 +49,7 @@ PAPER: Mapping[str, Any] = {
     "label_smoothing": 0.1,
     "learning_rate": 5e-4,
     "adam_epsilon": 1e-5,
+    "eval_every": 2,
 }
 """Training settings that the Bayesian-LoRA paper gives for all methods (batch 16 for BoolQ and WinoGrande there)."""
 

@@ -51,8 +51,9 @@ def kl_weight(scaling: KLScaling, *, examples: int, batch_size: int, beta: float
 
     ``elbo`` is ``beta / N``, the bound per example. ``paper`` is ``0.2 / steps per epoch``, which
     equals ``0.2 b / N`` and so weighs the KL by ``0.2 b`` relative to the bound. ``blob`` is ``beta π_j`` with
-    ``π_j = 2^j / (2^(M+1) − 1)`` at the ``j``-th of the ``M`` steps of an epoch (card 7): the last steps have nearly all
-    of it, and the sum over an epoch is about ``beta``, which weighs the KL by the batch size relative to the bound.
+    ``π_j = 2^j / (2^(M+1) − 1)`` at the ``j``-th of the ``M`` steps of a cycle (card 7, :func:`blob_cycle`): the last steps
+    have nearly all of it, and the sum over a cycle is about ``beta``, which weighs the KL by about the batch size
+    relative to the bound.
 
     Args:
         scaling: which of the three.
@@ -70,10 +71,15 @@ def kl_weight(scaling: KLScaling, *, examples: int, batch_size: int, beta: float
     if scaling == "paper":
         return beta * PAPER_KL_FACTOR / math.ceil(examples / batch_size)
     if scaling == "blob":
-        cycle = math.ceil(examples / batch_size)
+        cycle = blob_cycle(examples, batch_size)
         j = step % cycle + 1
         return beta * 2.0 ** (j - cycle - 1) / (1.0 - 2.0 ** -(cycle + 1))
     raise ValueError(f"unknown KL scaling {scaling!r}; choose one of {', '.join(get_args(KLScaling))}")
+
+
+def blob_cycle(examples: int, batch_size: int) -> int:
+    """Steps ``M = ⌊100 N^(π/8) / b⌋`` of a cycle of BLoB's KL weights, as its authors' code has it (card 7): no epoch."""
+    return max(1, math.floor(100 * examples ** (math.pi / 8) / batch_size))
 
 
 def gaussian_kl(mean: Tensor, sd: Tensor, prior_sd: float) -> Tensor:
