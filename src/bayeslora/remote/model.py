@@ -11,7 +11,7 @@ from bayeslora.errors import InputError
 from bayeslora.export.manifest import read_manifest
 from bayeslora.remote.endpoint import Endpoint, Refused
 from bayeslora.remote.requests import Found, Request, echo_requests, knows_next_tokens, next_token_requests
-from bayeslora.tasks import EncodedItem, Item, continuations, encode_items, make_item
+from bayeslora.tasks import EncodedItem, Item, encode_items, make_item
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -79,20 +79,13 @@ class RemoteModel:
 
     def predict(self, items: Sequence[Item]) -> Predictions:
         """Predictions of many questions, in their order."""
-        import numpy as np
-
-        from bayeslora.predict.mc import average_draws
         from bayeslora.predict.questions.predictions import Predictions
-        from bayeslora.predict.questions.tie_breaking import choose_options
 
         if not items:
             raise InputError("there are no questions to predict; give at least one")
         scoring = self.manifest.scoring
         scores = self._score(encode_items(items, self.tokenizer, scoring, self.manifest.max_tokens))
-        predictive = self.calibration.apply(scores.predictive)
-        totals = average_draws(scores.totals).numpy()
-        choices = np.array(choose_options(predictive, totals, [continuations(item, scoring) for item in items]))
-        return Predictions(tuple(items), np.exp(predictive), choices, scores.log_probabilities.exp().numpy())
+        return Predictions.from_scores(items, scores, self.calibration, scoring)
 
     def _score(self, items: Sequence[EncodedItem]) -> DrawScores:
         """Scores of the questions under every adapter, before calibration."""

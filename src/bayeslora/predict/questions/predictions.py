@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,14 @@ from numpy.typing import NDArray
 from bayeslora import metrics
 from bayeslora.atomic_files import replacing
 from bayeslora.errors import InputError
-from bayeslora.tasks import Item, distance_to_truth, require_gold, truth_entropy
+from bayeslora.predict.mc import average_draws
+from bayeslora.predict.questions.tie_breaking import choose_options
+from bayeslora.tasks import Item, Scoring, continuations, distance_to_truth, require_gold, truth_entropy
 from bayeslora.tasks.sources import parse_object, read_lines
+
+if TYPE_CHECKING:
+    from bayeslora.predict.calibrate import Calibration
+    from bayeslora.predict.questions.scorer import DrawScores
 
 INTERVALS = {"acc": metrics.accuracy, "nll": metrics.nll, "ece": metrics.ece, "brier": metrics.brier}
 """Metrics that get a bootstrap interval."""
@@ -39,6 +45,17 @@ class Predictions:
     probabilities: NDArray[np.float64]
     choices: NDArray[np.int64]
     draws: NDArray[np.float64] | None = None
+
+    @classmethod
+    def from_scores(
+        cls, items: Sequence[Item], scores: DrawScores, calibration: Calibration, scoring: Scoring
+    ) -> Predictions:
+        """Calibrated predictions from scores under every draw; ``scoring`` says what was scored, for breaking ties."""
+        predictive = calibration.apply(scores.predictive)
+        totals = average_draws(scores.totals).numpy()
+        choices = choose_options(predictive, totals, [continuations(item, scoring) for item in items])
+        draws = scores.log_probabilities.exp().numpy()
+        return cls(tuple(items), np.exp(predictive), np.array(choices), draws)
 
     def metrics(self) -> dict[str, float]:
         """All metrics as fractions (NLL and entropies in nats); the questions must have answers."""

@@ -6,17 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import Calibration
-from bayeslora.predict.mc import average_draws
 from bayeslora.predict.questions.predictions import Predictions
 from bayeslora.predict.questions.scorer import DrawScores, Scorer
 from bayeslora.predict.questions.scores import score_questions
-from bayeslora.predict.questions.tie_breaking import choose_options
-from bayeslora.tasks import EncodedItem, Item, Scoring, continuations, encode_items
+from bayeslora.tasks import EncodedItem, Item, Scoring, encode_items
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,12 +54,7 @@ class Predictor:
 
     def predictions(self, items: Sequence[Item], scores: DrawScores) -> Predictions:
         """Calibrated predictions from the scores of these questions."""
-        predictive = self.calibration.apply(scores.predictive)
-        totals = average_draws(scores.totals).numpy()
-        texts = [continuations(item, self.scoring) for item in items]
-        choices = np.array(choose_options(predictive, totals, texts))
-        draws = scores.log_probabilities.exp().numpy()
-        return Predictions(tuple(items), np.exp(predictive), choices, draws)
+        return Predictions.from_scores(items, scores, self.calibration, self.scoring)
 
     def score(self, encoded: Sequence[EncodedItem], advance: Callable[[int, int], None] | None = None) -> DrawScores:
         """Scores of the questions under every draw, before calibration."""
