@@ -19,6 +19,7 @@ from bayeslora.models import load_model
 from bayeslora.predict.trunk import TrunkScorer
 from bayeslora.progress import PlainLines
 from bayeslora.runs.config import to_dict
+from bayeslora.runs.result import RunResult
 from bayeslora.studies import quickstart as study
 from bayeslora.tasks import TASKS, urns_task
 from bayeslora.train import AdapterConfig, PredictionConfig, RunConfig, TrainingConfig, resolve
@@ -46,7 +47,7 @@ def resolved(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     def train(config: RunConfig, *args: Any, **kwargs: Any) -> dict[str, Any]:
         seen.append(to_dict(resolve(config)))
-        return {"metrics": {}, "intervals": {}}
+        return RunResult(config={}, metrics={})
 
     monkeypatch.setattr("bayeslora.train.run.train", train)
     return seen

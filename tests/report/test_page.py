@@ -16,7 +16,7 @@ from bayeslora.metrics import accuracy, bootstrap_interval_over_runs, ece, nll
 from bayeslora.predict.tokens.predictor import read_token_predictions
 from bayeslora.report import make_report
 from bayeslora.report.questions import Answers, _epistemic
-from bayeslora.studies import pool
+from bayeslora.studies import worker
 from bayeslora.studies.ablate import ablate
 from bayeslora.studies.ablation import AblationStudy
 from bayeslora.studies.compare import compare
@@ -77,7 +77,7 @@ def study(tmp_path_factory) -> Path:
     """A comparison with a shift, a search for rates, and a run that failed."""
     out = tmp_path_factory.mktemp("compare") / "study"
     tasks = (str(write_task(tmp_path_factory.mktemp("mine") / "mine")),)
-    real = pool.train
+    real = worker.train
 
     def sometimes(config, path, place):
         if config.method == "bbb" and config.seed == 1:
@@ -86,7 +86,7 @@ def study(tmp_path_factory) -> Path:
 
     other = str(write_task(tmp_path_factory.mktemp("other") / "other"))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(pool, "train", sometimes)
+        patched.setattr(worker, "train", sometimes)
         given = {"methods": ("lora", "temperature", "bbb"), "tasks": tasks, "shift": (other,), "seeds": (0, 1)}
         compare(Comparison(**COMMON, **given, rate_factors=(1.0, 3.0)), out)
     return out

@@ -98,7 +98,7 @@ def test_what_is_no_evaluation_of_the_run_is_refused(
     run: Path, evaluation: Path, trained: TrainedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = RunDirectory(evaluation).read_result()
-    write_json(tmp_path / "result.json", result | {"config": result["config"] | {"seed": 9}})
+    write_json(tmp_path / "result.json", dict(result) | {"config": {**result.config, "seed": 9}})
     for place in (tmp_path / "nothing", tmp_path, run):
         with pytest.raises(InputError, match="evaluat"):
             evaluate_run(trained, "tiny", 16, place)

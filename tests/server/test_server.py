@@ -326,9 +326,10 @@ def test_without_the_extra(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     import importlib.util
 
     found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "fastapi" else found(name))
-    assert bayeslora("serve", run) == 2
-    assert capsys.readouterr().err.endswith("run: pip install 'fastapi>=0.132' uvicorn\n")
+    for missing in ("fastapi", "uvicorn", "prometheus_client"):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, it=missing: None if name == it else found(name))
+        assert bayeslora("serve", run) == 2
+        assert capsys.readouterr().err.endswith("run: pip install 'fastapi>=0.132' uvicorn prometheus-client\n")
 
 
 def test_other_machines_are_warned_of(

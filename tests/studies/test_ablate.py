@@ -14,7 +14,7 @@ import pytest
 from bayeslora.errors import InputError
 from bayeslora.predict.questions.predictions import read_predictions
 from bayeslora.runs.trained import load_run
-from bayeslora.studies import pool
+from bayeslora.studies import pool, worker
 from bayeslora.studies.ablate import ablate
 from bayeslora.studies.ablation import AblationStudy
 from bayeslora.studies.tables import StudyOutcome
@@ -136,8 +136,8 @@ def test_shifted_questions_are_reported_apart_with_how_they_are_told(done):
 
 def test_nothing_is_made_twice(done, other, monkeypatch):
     out, ablated = done
-    monkeypatch.setattr(pool, "train", refuse)
-    monkeypatch.setattr(pool, "evaluate", refuse)
+    monkeypatch.setattr(worker, "train", refuse)
+    monkeypatch.setattr(worker, "evaluate", refuse)
     before = {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
     [again] = ablate(["flow-depth"], study(values=("0", "1"), seeds=(0, 1), shift=(other,)), out)
     assert again.text.split("## task")[0] == ablated.text.split("## task")[0]
@@ -148,7 +148,7 @@ def test_nothing_is_made_twice(done, other, monkeypatch):
 
 
 def test_numbers_of_draws_need_no_training_and_are_those_of_evaluate(trained, other, tmp_path, monkeypatch):
-    monkeypatch.setattr(pool, "train", refuse)
+    monkeypatch.setattr(worker, "train", refuse)
     [ablated] = ablate(["samples"], study(values=("0", "3"), shift=(other,)), trained)
     run = trained / "task" / "runs" / "bayesian-lora" / "seed-0"
     for task, title in ((task_directory(), "task"), (other, "task → other")):
@@ -162,7 +162,7 @@ def test_numbers_of_draws_need_no_training_and_are_those_of_evaluate(trained, ot
 
 
 def test_posterior_scales_need_no_training_and_multiply_the_spread(trained, monkeypatch):
-    monkeypatch.setattr(pool, "train", refuse)
+    monkeypatch.setattr(worker, "train", refuse)
     [ablated] = ablate(["posterior-scale"], study(values=("1", "3")), trained)
     run = trained / "task" / "runs" / "bayesian-lora" / "seed-0"
     own = read_json(run / "result.json")["metrics"]
@@ -188,13 +188,13 @@ def test_a_scale_is_refused_where_there_is_none_to_set(done):
 def test_ablations_share_the_runs_they_have_in_common(trained, monkeypatch):
     """Of three posteriors one is there already."""
     made = []
-    train = pool.train
+    train = worker.train
 
     def noting(config, path, *args, **kwargs):
         made.append(Path(path).parent.name)
         return train(config, path, *args, **kwargs)
 
-    monkeypatch.setattr(pool, "train", noting)
+    monkeypatch.setattr(worker, "train", noting)
     [ablated] = ablate(["map-recovery"], study(), trained)
     assert made == ["lora", "map-recovery-degenerate"]
     assert list(ablated.sections["task"]) == ["lora", "degenerate (sd 1e-3, lambda 1e-4, no flow)", "bayesian-lora"]
@@ -206,7 +206,7 @@ def test_ablations_share_the_runs_they_have_in_common(trained, monkeypatch):
 
 
 def test_an_interrupted_ablation_goes_on(tmp_path, monkeypatch):
-    train = pool.train
+    train = worker.train
     made: list[str] = []
 
     def interrupted(config, path, *args, **kwargs):
@@ -215,10 +215,10 @@ def test_an_interrupted_ablation_goes_on(tmp_path, monkeypatch):
         made.append(Path(path).parent.name)
         return train(config, path, *args, **kwargs)
 
-    monkeypatch.setattr(pool, "train", interrupted)
+    monkeypatch.setattr(worker, "train", interrupted)
     assert bayeslora(*options("share-inducing", tmp_path / "study")) == 130
     assert made == ["bayesian-lora"]
-    monkeypatch.setattr(pool, "train", train)
+    monkeypatch.setattr(worker, "train", train)
     runs = tmp_path / "study" / "task" / "runs"
     before = (runs / "bayesian-lora" / "seed-0" / "result.json").stat().st_mtime_ns
     assert bayeslora(*options("share-inducing", tmp_path / "study")) == 0
@@ -227,7 +227,7 @@ def test_an_interrupted_ablation_goes_on(tmp_path, monkeypatch):
 
 
 def test_a_run_that_fails_leaves_a_gap_and_exits_with_1(trained, monkeypatch, capsys):
-    monkeypatch.setattr(pool, "train", lambda *a, **k: 1 / 0)
+    monkeypatch.setattr(worker, "train", lambda *a, **k: 1 / 0)
     assert bayeslora(*options("flow-depth", trained, "--values", 1, 2)) == 1
     out, err = capsys.readouterr()
     assert "1 runs failed" in err and err.count("\n") == 1 and "ZeroDivisionError" in out
@@ -235,7 +235,7 @@ def test_a_run_that_fails_leaves_a_gap_and_exits_with_1(trained, monkeypatch, ca
 
 
 def test_all_runs_failing_gives_a_table_of_gaps_and_no_figure(tmp_path, monkeypatch):
-    monkeypatch.setattr(pool, "train", lambda *a, **k: 1 / 0)
+    monkeypatch.setattr(worker, "train", lambda *a, **k: 1 / 0)
     [ablated] = ablate(["preset"], study(), tmp_path / "study")
     assert len(ablated.failures) == 2 and not (ablated.out / "figure.png").exists()
 
@@ -264,7 +264,7 @@ def test_json_is_the_record(trained, capsys):
     ],
 )
 def test_bad_input_is_one_line_and_2_before_anything_is_run(name, more, advice, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(pool, "train", refuse)
+    monkeypatch.setattr(worker, "train", refuse)
     assert bayeslora(*options(name, tmp_path / "study", *more)) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and advice in err and "Traceback" not in err
@@ -279,13 +279,13 @@ def test_a_missing_name_is_told_in_one_line(capsys):
 
 @pytest.mark.system
 def test_several_ablations_make_what_they_share_once_and_name_their_own_failures_only(tmp_path, monkeypatch):
-    train, made = pool.train, []
+    train, made = worker.train, []
 
     def failing(config: Any, path: Path, place: Any) -> Any:
         made.append(path.parent.name)
         return 1 / 0 if config.method == "lora" else train(config, path, place)
 
-    monkeypatch.setattr(pool, "train", failing)
+    monkeypatch.setattr(worker, "train", failing)
     ablated = ablate(["share-inducing", "map-recovery", "samples"], study(), tmp_path / "study")
     assert sorted(made) == ["bayesian-lora", "lora", "map-recovery-degenerate", "share-inducing-shared"]
     assert [it.out.name for it in ablated] == ["share-inducing", "map-recovery", "samples"]

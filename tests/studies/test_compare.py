@@ -301,9 +301,9 @@ def test_a_uniform_guess_is_shown_and_never_the_best(done):
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_that_fails_leaves_a_gap_and_costs_nothing_else(tmp_path, monkeypatch):
-    from bayeslora.studies import pool
+    from bayeslora.studies import worker
 
-    train = pool.train
+    train = worker.train
 
     def failing(config, *args, **kwargs):
         if config.method == "bbb" and config.seed == 1:
@@ -312,7 +312,7 @@ def test_a_run_that_fails_leaves_a_gap_and_costs_nothing_else(tmp_path, monkeypa
             raise RuntimeError("no lora")
         return train(config, *args, **kwargs)
 
-    monkeypatch.setattr(pool, "train", failing)
+    monkeypatch.setattr(worker, "train", failing)
     compared = compare(study(methods=("lora", "temperature", "bbb")), tmp_path / "study")
     assert len(compared.failures) == 3
     assert any("stands on has failed" in why for why in compared.failures.values())
@@ -320,18 +320,18 @@ def test_a_run_that_fails_leaves_a_gap_and_costs_nothing_else(tmp_path, monkeypa
     assert [
         len(cell["runs"]) for cell in read_json(tmp_path / "study" / "table.json")["sections"]["task"].values()
     ] == [1, 1, 1]
-    monkeypatch.setattr(pool, "train", train)
+    monkeypatch.setattr(worker, "train", train)
     again = compare(study(methods=("lora", "temperature", "bbb")), tmp_path / "study")
     assert not again.failures and "## Failed" not in again.text
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_method_without_any_result_is_a_gap(tmp_path, monkeypatch):
-    from bayeslora.studies import pool
+    from bayeslora.studies import worker
 
-    train = pool.train
+    train = worker.train
     monkeypatch.setattr(
-        pool, "train", lambda config, *a, **k: 1 / 0 if config.method == "bbb" else train(config, *a, **k)
+        worker, "train", lambda config, *a, **k: 1 / 0 if config.method == "bbb" else train(config, *a, **k)
     )
     compared = compare(study(methods=("lora", "bbb"), seeds=(0,)), tmp_path / "study")
     assert "| bbb | — | — | — |" in compared.text
@@ -340,21 +340,21 @@ def test_a_method_without_any_result_is_a_gap(tmp_path, monkeypatch):
 @pytest.mark.system
 @pytest.mark.usefixtures("undrawn")
 def test_an_evaluation_that_fails_leaves_a_gap_and_is_made_by_the_next_call(other, tmp_path, monkeypatch):
-    from bayeslora.studies import pool
+    from bayeslora.studies import worker
 
     shifted = study(methods=("lora", "bbb"), seeds=(0,), shift=(other,))
-    evaluate = pool.evaluate
+    evaluate = worker.evaluate
 
     def failing(trained, *args, **kwargs):
         if trained.config.method == "lora":
             raise RuntimeError("out of memory")
         return evaluate(trained, *args, **kwargs)
 
-    monkeypatch.setattr(pool, "evaluate", failing)
+    monkeypatch.setattr(worker, "evaluate", failing)
     compared = compare(shifted, tmp_path / "study")
     assert compared.failures == {"task → other, lora, seed 0": "RuntimeError: out of memory"}
     assert compared.sections["task → other"]["lora"] == {} and compared.sections["task → other"]["bbb"]
-    monkeypatch.setattr(pool, "evaluate", evaluate)
+    monkeypatch.setattr(worker, "evaluate", evaluate)
     again = compare(shifted, tmp_path / "study")
     assert not again.failures and again.sections["task → other"]["lora"]
 
@@ -377,9 +377,9 @@ def test_shifts_that_cannot_be_read_are_refused_before_anything_is_run(tmp_path)
 
 
 def test_the_command_line_exits_with_1_if_runs_failed(tmp_path, monkeypatch, capsys):
-    from bayeslora.studies import pool
+    from bayeslora.studies import worker
 
-    monkeypatch.setattr(pool, "train", lambda *a, **k: 1 / 0)
+    monkeypatch.setattr(worker, "train", lambda *a, **k: 1 / 0)
     words = ["compare", "--model", model_directory(), "--tasks", task_directory(), "--out", tmp_path / "study"]
     assert bayeslora(*words, "--methods", "lora", "--seeds", 0, "--quiet") == 1
     out, err = capsys.readouterr()

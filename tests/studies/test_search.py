@@ -9,7 +9,7 @@ import pytest
 
 from bayeslora.atomic_files import write_json
 from bayeslora.progress import Silent
-from bayeslora.studies import pool
+from bayeslora.studies import worker
 from bayeslora.studies.compare import compare
 from bayeslora.studies.comparison import Trial
 from bayeslora.studies.plan import path_below, run_path
@@ -40,7 +40,7 @@ class Told(Silent):
 
 def searched(out, monkeypatch, nlls, **changes):
     """A comparison of LoRA whose validation NLLs are these by factor, and what it told; others fail."""
-    runs, train = [], pool.train
+    runs, train = [], worker.train
 
     def counted(config, path, *args, **kwargs):
         if "search" in path.parts:
@@ -52,7 +52,7 @@ def searched(out, monkeypatch, nlls, **changes):
     def read(path):
         return nlls.get(float(path.parent.name.removeprefix("rate-")), math.inf)
 
-    monkeypatch.setattr(pool, "train", counted)
+    monkeypatch.setattr(worker, "train", counted)
     monkeypatch.setattr("bayeslora.studies.search._validation_nll", read)
     told = Told()
     compared = compare(

@@ -236,7 +236,7 @@ def test_kinds_of_parameters_have_rates_of_their_own(tmp_path):
     assert {kinds[name] for name in kinds} == {"points", "diagonals", "mean", "scale", "flow"}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            assert rates[id(parameter)] == pytest.approx(1e-3 * posterior.rate_multipliers.get(kinds[name], 1.0))
+            assert rates[id(parameter)] == pytest.approx(1e-3 * posterior.hints.rate_multipliers.get(kinds[name], 1.0))
     assert sum(len(group["params"]) for group in optimiser.param_groups) == len(kinds)
     assert {group["weight_decay"] for group in optimiser.param_groups} == {0.0}
 

@@ -21,7 +21,7 @@ pytest.importorskip("botorch")
 from bayeslora.errors import InputError
 from bayeslora.report import make_report
 from bayeslora.runs.config import from_dict, to_dict
-from bayeslora.studies import pool
+from bayeslora.studies import worker
 from bayeslora.train import AdapterConfig, resolve, train
 from bayeslora.train.errors import RunsFailed
 from bayeslora.tuning import propose as proposing
@@ -154,8 +154,8 @@ def test_nothing_is_run_twice(done, monkeypatch):
         raise AssertionError("a run was made again")
 
     before = {name: it for name, it in contents(done).items() if name != "pareto.png"}
-    monkeypatch.setattr(pool, "train", refuse)
-    monkeypatch.setattr(pool, "load_base", refuse)
+    monkeypatch.setattr(worker, "train", refuse)
+    monkeypatch.setattr(worker, "load_base", refuse)
     monkeypatch.setattr(proposing, "propose", refuse)
     assert tune(tuning(), done).text == (done / "trials.md").read_text(encoding="utf-8")
     assert {name: it for name, it in contents(done).items() if name != "pareto.png"} == before
@@ -173,12 +173,12 @@ def test_a_search_that_was_killed_ends_as_if_it_had_not_been(stop, done, tmp_pat
             raise KeyboardInterrupt
         return train(*args, **kwargs)
 
-    monkeypatch.setattr(pool, "train", dying)
+    monkeypatch.setattr(worker, "train", dying)
     with pytest.raises(KeyboardInterrupt):
         tune(tuning(), tmp_path / "search")
     log = read_json(tmp_path / "search" / "trials.json")["trials"]
     assert [trial["state"] for trial in log].count("done") == stop and log[stop]["state"] == "planned"
-    monkeypatch.setattr(pool, "train", train)
+    monkeypatch.setattr(worker, "train", train)
     tune(tuning(), tmp_path / "search")
     assert same(without_times(tmp_path / "search"), without_times(done))
 
@@ -257,7 +257,7 @@ def test_a_trial_that_fails_costs_no_other(tmp_path, monkeypatch, capsys):
             raise RuntimeError("out of luck")
         return train(config, *args, **kwargs)
 
-    monkeypatch.setattr(pool, "train", failing)
+    monkeypatch.setattr(worker, "train", failing)
     assert bayeslora(*words(tmp_path / "out", "--constraints")) == 0
     out, err = capsys.readouterr()
     trials = read_json(tmp_path / "out" / "trials.json")["trials"]
@@ -277,7 +277,7 @@ def test_a_machine_that_fails_ends_the_search_which_goes_on_later(tmp_path, monk
         return train(config, path, *args, **kwargs)
 
     with monkeypatch.context() as broken:
-        broken.setattr(pool, "train", full)
+        broken.setattr(worker, "train", full)
         assert bayeslora(*search) == 1
     err = capsys.readouterr().err
     assert err.startswith("bayeslora: trial 1 could not be run: OSError: ") and err.count("\n") == 1
@@ -289,7 +289,7 @@ def test_a_machine_that_fails_ends_the_search_which_goes_on_later(tmp_path, monk
 
 
 def test_if_everything_fails_it_is_said_why(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(pool, "train", lambda *a, **k: 1 / 0)
+    monkeypatch.setattr(worker, "train", lambda *a, **k: 1 / 0)
     assert bayeslora(*words(tmp_path / "out", "--constraints")) == 1
     err = capsys.readouterr().err
     assert "all of the first 3 trials failed" in err and "ZeroDivisionError" in err and err.count("\n") == 1

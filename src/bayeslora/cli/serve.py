@@ -44,7 +44,10 @@ class Serve(OfDraws):
     def run(self) -> None:
         """Serve, with the url on stdout once the server is ready."""
         if any(importlib.util.find_spec(name) is None for name in ("fastapi", "uvicorn", "prometheus_client")):
-            raise InputError("serving needs more packages; run: pip install 'bayeslora[serve]'")
+            raise InputError(
+                "serving needs fastapi, uvicorn and prometheus-client; run: pip install 'fastapi>=0.132' uvicorn "
+                "prometheus-client"
+            )
         from bayeslora.server.hosts import Hosts, check_hosts, is_local
         from bayeslora.server.run import bind, read_token, serve, url_of
 
