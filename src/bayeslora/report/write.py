@@ -53,6 +53,8 @@ def _fill(report: Report, place: Path) -> None:
         folder.mkdir()
     svgs = {}
     for drawing in report.drawings:
+        drawing.figure.draw_without_rendering()
+        drawing.figure.set_layout_engine(None)  # laid out once for both formats
         svgs[drawing.name] = to_svg(drawing.figure)
         _write(place / "figures" / f"{drawing.name}.svg", svgs[drawing.name])
         drawing.figure.savefig(place / "figures" / f"{drawing.name}.png", dpi=_SHARP)
