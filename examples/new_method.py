@@ -25,24 +25,20 @@ class JitterConfig:
 class JitterPosterior(PointPosterior):
     """LoRA with noise of a fixed width on its factor B, in training and in prediction."""
 
+    name = "jitter"
     config_class = JitterConfig
-    stochastic = True
+    spread = "width"
 
-    def _draw(self, n, generator):
-        point = super()._draw(n, generator)
-        return replace(
-            point, B=tuple(b + self.scale * self.config.sd * self._noise(b.shape, generator) for b in point.B)
-        )
-
-    def _mean(self):
-        return super()._draw(1, None)
+    def _draw(self, n, source):
+        point = self._points(n)
+        return replace(point, B=tuple(b + self.scale * self.config.sd * source.normal(b.shape) for b in point.B))
 
 
 POSTERIORS["jitter"] = JitterPosterior
 METHODS["jitter"] = Method(
     name="jitter",
     description="LoRA with noise of a fixed width on its factor B",
-    posterior="jitter",
+    posterior=JitterPosterior,
     presets=lora.METHOD.presets,
 )
 
