@@ -17,6 +17,7 @@ from filelock import FileLock
 from bayeslora import atomic_files as files
 from bayeslora.predict.questions.predictions import Predictions
 from bayeslora.predict.questions.predictor import Predictor
+from bayeslora.runs import result
 from bayeslora.train import checkpoint, fit, run
 from faults.processes import Forked, Started
 from tasks.cases import write_lines
@@ -112,7 +113,7 @@ BOUNDARIES = {
     "the adapter moves to its place": (Path, "rename", 1, BEFORE),
     "the adapter": (run, "_save_adapter", 1, AFTER),
     "the predictions": (Predictions, "write", 1, AFTER),
-    "the result": (run, "write_json", 1, BEFORE),
+    "the result": (result, "write_json", 1, BEFORE),
     "the checkpoint is removed": (Path, "unlink", 1, BEFORE),
 }
 

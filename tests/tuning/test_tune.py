@@ -21,6 +21,7 @@ pytest.importorskip("botorch")
 from bayeslora.errors import InputError
 from bayeslora.report import make_report
 from bayeslora.runs.config import from_dict, to_dict
+from bayeslora.runs.result import RunResult
 from bayeslora.studies import worker
 from bayeslora.train import AdapterConfig, resolve, train
 from bayeslora.train.errors import RunsFailed
@@ -140,7 +141,7 @@ def test_the_chosen_run_is_trained_and_tested(done, tmp_path, capsys):
 def test_the_settings_of_the_chosen_run_are_a_file_for_train(done, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "bayeslora.train.run.train", lambda config, *a, **k: seen.append(config) or {"metrics": {}, "intervals": {}}
+        "bayeslora.train.run.train", lambda config, *a, **k: seen.append(config) or RunResult(config={}, metrics={})
     )
     assert bayeslora("train", "--config", done / "chosen.json", "--out", "x") == 0
     assert to_dict(resolve(seen[0])) == read_json(done / "chosen.json") and seen[0].report_split == "test"
