@@ -455,6 +455,7 @@ def test_quickstart_compares_both_methods_on_one_model(
     assert err.index("lora:") < err.index("bayesian-lora:")
 
 
+@pytest.mark.system
 def test_quickstart_goes_on_where_it_was_interrupted(loads: list[str], tmp_path: Path) -> None:
     first = study.quickstart(tmp_path)
     loads.clear()

@@ -87,7 +87,7 @@ def test_extreme_predictions_are_drawn(tmp_path, case):
 
 
 @pytest.mark.parametrize(
-    "count, rows", some([(4, [4]), (5, [5]), (6, [3, 3]), (7, [4, 3]), (14, [5, 5, 4])], [(5, [5]), (7, [4, 3])])
+    "count, rows", some([(4, [4]), (5, [5]), (6, [3, 3]), (7, [4, 3]), (14, [5, 5, 4])], [(7, [4, 3])])
 )
 def test_many_panels_are_in_rows_of_at_most_five(count, rows):
     figure = draw_reliability(methods(count), "A title")
@@ -120,7 +120,7 @@ def test_panels_are_square_and_share_their_confidence_axis(count):
     "count, title",
     some(
         [(1, TOO_LONG), (2, "A title"), (3, ""), (4, TOO_LONG), (6, "A title"), (14, TOO_LONG)],
-        [(1, TOO_LONG), (3, ""), (6, "A title")],
+        [(1, TOO_LONG), (6, "A title")],
     ),
 )
 def test_no_text_is_cut_off_or_overlaps(count, title):

@@ -56,8 +56,7 @@ def step(posterior):
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_24_layers_cost_no_more_launches_than_6(name):
     few, many = POSTERIORS[name](layers(6)), POSTERIORS[name](layers(24))
-    predicting = [lambda p: p.eval().draw(1), lambda p: p.eval().draw(4), lambda p: p.eval().mean()]
-    for work in (*predicting, lambda p: p.kl(), lambda p: step(p.train())):
+    for work in (lambda p: p.eval().draw(4), lambda p: p.eval().mean(), lambda p: step(p.train())):
         work(few), work(many)  # first calls fill the cache of masks
         assert operators(lambda work=work: work(many)) <= operators(lambda work=work: work(few))
     assert operators(lambda: many.draw(1)) > 0  # something is counted

@@ -169,6 +169,7 @@ def test_settings_that_are_not_defaults_are_marked(run, reported):
     assert page.source.count('class="marked"') == 7
 
 
+@pytest.mark.system
 def test_a_run_that_training_has_calibrated_shows_both(tmp_path):
     path = finished(prediction=PredictionConfig(samples=3))
     page = read_page(make_report(path, tmp_path / "report").parent)
@@ -193,6 +194,7 @@ def test_files_for_papers_lie_beside_the_page(reported):
     assert sorted(read_json(out / "report.json")["files"]) == sorted(contents(out))
 
 
+@pytest.mark.system
 def test_the_same_files_give_the_same_report(run, reported, tmp_path):
     assert contents(make_report(run, tmp_path / "again").parent) == contents(reported)
 

@@ -501,6 +501,7 @@ def test_the_posterior_mean_is_calibrated_without_a_scale(copied: Path, capsys: 
 
 
 @pytest.mark.parametrize("file", some(["adapter_config.json", "calibration.json"], ["calibration.json"]))
+@pytest.mark.system
 def test_a_full_disk_while_calibrating_leaves_a_run_that_works(
     file: str, copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

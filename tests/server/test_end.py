@@ -41,6 +41,7 @@ def asked() -> QueuedRequest[Question, Any]:
 # The server -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.system
 def test_what_takes_longer_than_the_grace_is_told_so(trained: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """A text, a stream that has begun, and a text that waits for both; and a request that never comes to its end is cut off."""
     monkeypatch.setattr("bayeslora.server.server.LAST_WORDS", 3)

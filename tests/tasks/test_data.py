@@ -18,7 +18,7 @@ from bayeslora.tasks.rows import content_key
 from .cases import DATA, needs_data
 from .test_golden import ARC_EASY, ARC_NUMBERS, BOOLQ, MMLU, OPENBOOKQA, WINOGRANDE
 
-pytestmark = needs_data
+pytestmark = [needs_data, pytest.mark.system]
 
 BENCHMARKS = [name for name in TASKS if name not in ("urns", "wikitext2", "math", "aime")]
 

@@ -97,6 +97,7 @@ def test_a_checker_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @needs_data
+@pytest.mark.system
 def test_reference_solutions_are_right_by_the_checker_and_wrong_ones_are_not() -> None:
     """A sample; benchmarks/answer_checker.py measures all of them."""
     problems = find_task("math", DATA).load("test")[::50]

@@ -226,6 +226,7 @@ def test_a_batch_that_is_not_full_counts_by_its_questions():
     assert_close(gradients(model), want, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.system
 def test_dropout_is_another_in_every_process():
     """Torch's own generator is what dropout asks; a process's number decides its seed."""
 

@@ -117,7 +117,7 @@ def test_training_on_text_learns_it(lora: Path, text: str, tmp_path: Path) -> No
     "method",
     some(
         [name for name, it in METHODS.items() if not it.needs_options],
-        ["lora", "temperature", "c-lora", "monteclora", "bayesian-lora"],
+        ["lora", "temperature", "bayesian-lora"],
     ),
 )
 def test_every_method_that_needs_no_options_runs_on_text(method: str, text: str, lora: Path, tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def test_the_front_is_where_weighted_sums_are_least():
         np.testing.assert_allclose(found.x, [*expected, 0.5], atol=1e-5)
 
 
+@pytest.mark.system
 def test_the_known_front_scores_one_and_infeasible_points_nothing():
     problem = ThreeBowls(3)
     assert problem.score(0.9999 * problem.best_points()) == pytest.approx(1.0, abs=1e-3)  # a little inside the bound
