@@ -206,9 +206,9 @@ def test_questions_of_one_component_move_no_other():
     assert gradient[:, 0].abs().sum() > 0 and gradient[:, 1].abs().sum() == 0
 
 
-@pytest.mark.parametrize("components", [0, -1])
-def test_there_is_at_least_one_component(components):
-    with pytest.raises(ValueError, match="components must be at least 1"):
+@pytest.mark.parametrize("components", [0, -1, 257, 10**9])
+def test_the_number_of_components_is_bounded(components):
+    with pytest.raises(ValueError, match="components must be at least 1 and at most 256"):
         DecoupledConfig(components=components)
 
 

@@ -84,8 +84,10 @@ def test_mean_is_exactly_the_average_of_the_products(ensemble):
 
 
 def test_bad_members_are_refused(ensemble):
-    with pytest.raises(ValueError, match="at least 1 member, got 0"):
+    with pytest.raises(ValueError, match="at least 1 member and at most 256, got 0"):
         EnsembleConfig(members=0)
+    with pytest.raises(ValueError, match="at most 256, got 1000000000"):
+        EnsembleConfig(members=10**9)
     with pytest.raises(ValueError, match="must cover the same layers"):
         ensemble.set_member(0, PointPosterior(LAYERS[:1]).mean())
 

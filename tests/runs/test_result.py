@@ -31,7 +31,12 @@ def test_a_file_gives_the_same_result_in_the_same_order(tmp_path):
     assert saved["schema"] == 1 and saved["stopped_early"] is False
 
 
-def test_entries_of_later_versions_are_ignored():
+def test_a_later_schema_is_refused():
+    with pytest.raises(InputError, match=r"was written by a later version \(schema 2\)"):
+        RunResult.read({**result(), "schema": 2}, Path("result.json"))
+
+
+def test_entries_that_are_unknown_are_ignored():
     assert RunResult.read({**result(), "later": 1}, Path("result.json")) == result()
 
 

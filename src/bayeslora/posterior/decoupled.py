@@ -40,6 +40,9 @@ from bayeslora.posterior.snapshots import side_by_side
 
 RandomFactors = Literal["A", "both"]
 
+MOST_COMPONENTS = 256
+"""More would only come from a damaged or hostile configuration, and take for ever to build."""
+
 JITTER = 1e-12
 """Jitter relative to ``diag(Z Zᵀ)``, in float64, for a finite Cholesky factor: ``P`` is orthonormal up to that."""
 
@@ -78,8 +81,8 @@ class DecoupledConfig:
             raise ValueError(
                 f"random_factors must be one of {', '.join(get_args(RandomFactors))}, got {self.random_factors!r}"
             )
-        if self.components < 1:
-            raise ValueError(f"components must be at least 1, got {self.components}")
+        if not 1 <= self.components <= MOST_COMPONENTS:
+            raise ValueError(f"components must be at least 1 and at most {MOST_COMPONENTS}, got {self.components}")
         if self.inducing_points is not None and self.inducing_points < 1:
             raise ValueError(f"inducing_points must be at least 1, got {self.inducing_points}")
         if self.flow_depth < 0:

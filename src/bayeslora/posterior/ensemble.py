@@ -13,6 +13,9 @@ from bayeslora.posterior.layers import lora_start
 from bayeslora.posterior.noise import Noise
 from bayeslora.posterior.snapshots import balanced_choice, side_by_side
 
+MOST_MEMBERS = 256
+"""More would only come from a damaged or hostile configuration, and take for ever to build."""
+
 
 @dataclass(frozen=True)
 class EnsembleConfig:
@@ -21,8 +24,8 @@ class EnsembleConfig:
     members: int = 3
 
     def __post_init__(self) -> None:
-        if self.members < 1:
-            raise ValueError(f"an ensemble needs at least 1 member, got {self.members}")
+        if not 1 <= self.members <= MOST_MEMBERS:
+            raise ValueError(f"an ensemble needs at least 1 member and at most {MOST_MEMBERS}, got {self.members}")
 
 
 class EnsemblePosterior(Posterior):

@@ -87,6 +87,8 @@ class RunResult(Mapping[str, Any]):
         known = {name: value for name, value in values.items() if name in _KINDS}
         if missing := [name for name in ("config", "metrics") if name not in known]:
             raise InputError(f"{path}: {_DAMAGED} (it lacks {missing[0]!r}); {_ADVICE}")
+        if isinstance(known.get("schema"), int) and known["schema"] > SCHEMA:
+            raise InputError(f"{path}: was written by a later version (schema {known['schema']}); update bayeslora")
         for name, value in known.items():
             if not isinstance(value, _KINDS[name]):
                 raise InputError(f"{path}: {_DAMAGED} ({name} is {value!r}); {_ADVICE}")
