@@ -264,7 +264,7 @@ def test_starting_from_other_layers_or_with_too_few_inducing_points_is_refused(m
         ("inducng", {}, r"unknown posterior 'inducng'; choose .*did you mean 'inducing'"),
         ("inducing", {"flow_dept": 2}, r"no setting 'flow_dept'; .*did you mean 'flow_depth'"),
         ("point", {"members": 2}, "no setting 'members'; it has none"),
-        ("ensemble", {"members": 0}, "at least 1 member, got 0"),
+        ("ensemble", {"members": 0}, "at least 1 member and at most 256, got 0"),
     ],
 )
 def test_building_by_name_refuses_what_it_does_not_know(name, settings, message):
