@@ -110,6 +110,54 @@ def test_pairs_are_added_to_those_of_the_file(word: str, tmp_path: Path, resolve
     ]
 
 
+def test_settings_from_yaml_are_those_from_json(tmp_path: Path, resolved: list[dict[str, Any]]) -> None:
+    text = """
+model: smollm2
+task: urns
+seed: 7
+adapter: {rank: 3, targets: [q_proj, lm_head], settings: {flow_depth: 0, whitened: false}}
+cache_trunk: true
+learning_rate: 0.00001
+milestones: [2, 3]
+rate_multipliers:
+  flow: 0.5
+"""
+    for file in (write_settings(tmp_path / "run.yaml", text), write_settings(tmp_path / "run.json", FLAT)):
+        assert bayeslora("train", "--config", file, "--out", "x") == 0
+    assert resolved[0] == resolved[1]
+
+
+@pytest.mark.parametrize("word, on", [("--cache-trunk", True), ("--no-cache-trunk", False), (None, True)])
+def test_a_flag_of_the_file_can_be_repeated_or_undone(
+    word: str | None, on: bool, tmp_path: Path, resolved: list[dict[str, Any]]
+) -> None:
+    file = write_settings(tmp_path / "run.json", FLAT)
+    assert bayeslora("train", "--config", file, "--out", "x", *([word] if word else [])) == 0
+    assert resolved[0]["training"]["cache_trunk"] is on
+
+
+def test_options_of_the_verb_may_stand_in_the_file(tmp_path: Path) -> None:
+    values = {**FLAT, "out": "there", "data_dir": "data", "report_to": ["tensorboard"], "quiet": True}
+    verb = cli.parse(["train", "--config", str(write_settings(tmp_path / "run.json", values)), "--out", "here"])
+    assert (verb.out, verb.data_dir, verb.report_to, verb.quiet) == (Path("here"), Path("data"), ("tensorboard",), True)
+
+
+def test_what_the_file_leaves_open_is_required(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_settings(tmp_path / "run.json", {"rank": 3})
+    assert bayeslora("train", "--config", file, "--model", "smollm2", "--out", "x") == 2
+    assert "--task" in (err := refusal(capsys)) and "--model" not in err and "bayeslora train --help" in err
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], "all-linear"])
+def test_an_adapter_of_peft_to_start_from_gives_model_and_shape(targets: Any, tmp_path: Path) -> None:
+    said = {"base_model_name_or_path": "org/model", "r": 4, "lora_alpha": 12, "target_modules": targets}
+    write_settings(tmp_path / "adapter_config.json", said)
+    verb = cli.parse(["train", "--start-from", str(tmp_path), "--task", "urns", "--out", "x", "--alpha", "8"])
+    assert (verb.experiment.model, verb.experiment.adapter.rank, verb.experiment.adapter.alpha) == ("org/model", 4, 8)
+    assert verb.experiment.adapter.targets == ((targets,) if isinstance(targets, str) else tuple(targets))
+    assert verb.experiment.start_from == (str(tmp_path),)
+
+
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_options_win_over_the_file(where: str, tmp_path: Path, resolved: list[dict[str, Any]]) -> None:
     file = ["--config", write_settings(tmp_path / "run.json", FLAT)]
@@ -154,6 +202,9 @@ def test_a_run_from_the_settings_of_another_ends_like_it(tmp_path: Path) -> None
         ("{", ["cannot be read as JSON"]),
         ("[]", ["holds no JSON object"]),
         ("\xff", ["cannot be read as JSON"]),
+        ({"out": 3}, ["out is 3", "give a path"]),
+        ({"quiet": "no"}, ["quiet is 'no'", "true or false"]),
+        ({"adapter": 3}, ["unknown setting 'adapter'"]),
     ],
 )
 def test_a_bad_file_of_settings_is_refused_by_name(

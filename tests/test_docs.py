@@ -17,7 +17,6 @@ from statistics import mean, median
 import pytest
 
 from bayeslora import cli, posterior
-from bayeslora.cli.parsing import with_config
 from bayeslora.studies.ablations import ABLATIONS
 from tasks.cases import write_lines
 from tiers import some
@@ -76,7 +75,7 @@ def test_commands_exist(page: Path) -> None:
         known = (
             ["--model", "smollm2", "--task", "urns"] if "--start-from" in words else []
         )  # the run that is named says them
-        cli.parse(with_config([*words[:1], *known, *words[1:]], cli._settings()))
+        cli.parse([*words[:1], *known, *words[1:]])
 
 
 def test_figures_of_the_readme() -> None:

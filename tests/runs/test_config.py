@@ -98,7 +98,7 @@ def test_ivon_and_its_optimiser_belong_together(changes):
             "members must be at least 1 and at most snapshots, or both 0, got 5 of 4",
         ),
         ("laplace", {"snapshots": 4, "members": 2}, "snapshots is 4, but method 'laplace' is not trained itself"),
-        ("lora", {"snapshots": -1}, "snapshots is -1; give at least 0"),
+        ("lora", {"snapshots": -1}, "snapshots is -1; give a whole number of at least 0"),
     ],
 )
 def test_snapshots_that_cannot_be_are_refused(method, given, message):
@@ -244,9 +244,9 @@ def test_a_misspelt_setting_of_a_posterior_is_recognised():
 
 
 NAN, INF = float("nan"), float("inf")
-LEAST = "give at least "
-POSITIVE, NOT_NEGATIVE = "give a positive number", "give a number of at least 0"
-SHARE = "give a share of at least 0 and below 1"
+LEAST = "give a whole number of at least "
+POSITIVE, NOT_NEGATIVE = "give a finite number above 0", "give a finite number of at least 0"
+SHARE = "give a finite number of at least 0 and below 1"
 BAD = [
     (DataConfig, "max_tokens", [1, 0, -5], LEAST + "2"),
     (DataConfig, "max_train", [0, -1], LEAST + "1"),
@@ -277,7 +277,7 @@ BAD = [
     (TrainingConfig, "kl_rate", [0.0, -1e-3, NAN, INF], POSITIVE),
     (PredictionConfig, "samples", [-1, 1025], "give 0 for the posterior mean, or a number of draws up to 1024"),
     (PredictionConfig, "batch_tokens", [0], LEAST + "1"),
-    (RunConfig, "seed", [-1, NAN], NOT_NEGATIVE),
+    (RunConfig, "seed", [-1, NAN], LEAST + "0"),
     (RunConfig, "seed", [2**64], "give a number below 2^64"),
 ]
 
@@ -292,10 +292,10 @@ def test_values_out_of_range_are_refused_with_name_value_and_advice(kind, name, 
 
 def test_other_refusals():
     assert failure(lambda: AdapterConfig(targets=())) == "targets is empty; name at least one module, such as q_proj"
-    assert failure(lambda: TrainingConfig(milestones=(4, 0))) == "milestones is 0; give at least 1"
+    assert failure(lambda: TrainingConfig(milestones=(4, 0))) == "milestones is 0; give a whole number of at least 1"
     for value in (-1.0, "fast", None, NAN):
         message = failure(lambda value=value: TrainingConfig(rate_multipliers={"flow": value}))
-        assert message == f"rate_multipliers flow is {value}; give a number of at least 0"
+        assert message == f"rate_multipliers flow is {value!r}; give a finite number of at least 0"
     assert "(did you mean 'cosine'?)" in failure(lambda: TrainingConfig(schedule="cosin"))
 
 
@@ -377,7 +377,7 @@ def test_what_is_missing_in_a_file_has_its_default():
     [
         ({"modle": "m"}, "unknown setting 'modle' (did you mean 'model'?); choose model, task, method, "),
         ({"training": {"epoch": 3}}, "unknown setting 'epoch' (did you mean 'epochs'?); choose epochs, batch_size, "),
-        ({"training": {"epochs": 0}}, "epochs is 0; give at least 1"),
+        ({"training": {"epochs": 0}}, "epochs is 0; give a whole number of at least 1"),
         ({"training": {"schedule": "cosin"}}, "schedule is 'cosin' (did you mean 'cosine'?); choose "),
         ({"data": None}, "settings of DataConfig are None; give a JSON object"),
         ({"data": ["x"]}, "settings of DataConfig are ['x']; give a JSON object"),

@@ -24,7 +24,7 @@ from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.generation import Writing
 from bayeslora.predict.questions.predictions import read_predictions
-from bayeslora.runs import trained as trained_module
+from bayeslora.runs import calibration
 from bayeslora.runs.trained import TrainedModel
 from bayeslora.tasks import Item, Prompt, load_task, require_gold
 from bayeslora.train import AdapterConfig, PredictionConfig, train
@@ -62,7 +62,7 @@ SCALES = (0.25, 0.5, 2.0)
 def quick() -> Iterator[None]:
     """Without bootstraps, and with few scales to choose among."""
     with without_intervals(), pytest.MonkeyPatch.context() as patched:
-        patched.setattr(trained_module, "DEFAULT_SCALES", SCALES)
+        patched.setattr(calibration, "DEFAULT_SCALES", SCALES)
         yield
 
 
@@ -444,7 +444,7 @@ def test_calibrating_again_starts_from_the_run_and_not_from_the_last_calibration
 def test_a_calibration_that_cannot_be_asked_for_is_refused_before_any_work(
     words: list[str], reason: str, copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("bayeslora.runs.trained.calibrate", None)
+    monkeypatch.setattr("bayeslora.runs.calibration.calibrate", None)
     before = contents(copied)
     assert bayeslora("calibrate", copied, *words) == 2
     assert reason in refusal(capsys) and contents(copied) == before
@@ -482,7 +482,7 @@ def test_a_handful_of_questions_is_refused(copied: Path, tmp_path: Path, capsys:
 def test_a_calibration_that_fails_leaves_the_model_as_it_was(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_run(copied)
     plain, before = model.ask(*ASK), contents(copied)
-    monkeypatch.setattr("bayeslora.runs.trained.choose_threshold", None)
+    monkeypatch.setattr("bayeslora.runs.calibration.choose_threshold", None)
     with pytest.raises(TypeError):
         model.calibrate(coverage=0.5)
     assert model.ask(*ASK) == plain and contents(copied) == before
@@ -597,7 +597,7 @@ def test_calibration_may_choose_the_layers_and_keeps_them(copied: Path, capsys: 
     assert found["draw_layers"] == "0.125"
     assert load_run(copied).draw_layers == "0.125" and load_run(copied, raw=True).draw_layers == "all"
     assert bayeslora("calibrate", copied, "--tolerance", "-1", "--force") == 2
-    assert "tolerance is -1.0; give a finite number of nats, 0 or more" in refusal(capsys)
+    assert "tolerance is -1.0; give a finite number of at least 0" in refusal(capsys)
     assert (
         bayeslora("calibrate", copied, "--force", "--json") == 0
     )  # without a tolerance the run's own layers count again

@@ -391,7 +391,7 @@ def test_the_command_line_exits_with_1_if_runs_failed(tmp_path, monkeypatch, cap
     [
         ({"methods": ("lora", "lora")}, "names one twice"),
         ({"seeds": ()}, "seeds is empty"),
-        ({"rate_factors": (0.0,)}, "give positive numbers"),
+        ({"rate_factors": (0.0,)}, "rate_factors is 0.0; give a finite number above 0"),
         ({"rates_beyond": 1}, "rates_beyond is 1 with 1 rate_factors; .* two factors to go beyond"),
         ({"rates_beyond": -1, "rate_factors": (1.0, 2.0)}, "rates_beyond is -1"),
         ({"adapter": AdapterConfig(settings={"members": 2})}, "settings belong to one posterior"),

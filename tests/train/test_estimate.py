@@ -95,7 +95,7 @@ def test_on_the_command_line_nothing_is_written(tmp_path, capsys):
     assert figures["seconds"] == pytest.approx(figures["flops"] / 0.5e12)
     assert not (tmp_path / "run").exists()
     assert bayeslora(*given, "--tflops", "0") == 2
-    assert "tflops is 0.0; give a number above 0" in capsys.readouterr().err
+    assert "tflops is 0.0; give a finite number above 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("method", ["bayesian-lora", "lora"])

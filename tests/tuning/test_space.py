@@ -84,8 +84,8 @@ def test_whether_a_setting_is_whole_is_not_a_matter_of_its_present_value():
         ("settings.whitened=0:1", "numbers among the settings"),
         ("data.max_train=1:2", "before the point there may be settings or rate_multipliers"),
         ("rate_multipliers.flou=0:1", "rate_multipliers has 'flou'"),
-        ("label_smoothing=0:1.5", "label_smoothing is 1.5; give a share"),
-        ("rank=0:4", "rank is 0; give at least 1"),
+        ("label_smoothing=0:1.5", "label_smoothing is 1.5; give a finite number of at least 0 and below 1"),
+        ("rank=0:4", "rank is 0; give a whole number of at least 1"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(text, advice):
@@ -148,8 +148,8 @@ def test_constraints_that_make_no_sense_are_refused(text, advice):
         ({"search": ()}, "search is empty"),
         ({"search": ("rank=1:2", "rank=1:4")}, "names one twice"),
         ({"trials": 3}, "trials is 3, but 6 are needed to start with"),
-        ({"start": 1}, "start is 1; give at least 2"),
-        ({"q": 0}, "q is 0; give at least 1"),
+        ({"start": 1}, "start is 1; give a whole number of at least 2"),
+        ({"q": 0}, "q is 0; give a whole number of at least 1"),
         ({"feasibility": "ei"}, "choose mc, pof"),
         ({"constraints": ("acc",)}, "in quotes"),
         ({"run": RunConfig(model="m", task="urns", report_split="validation")}, "report_split is not for tune"),

@@ -333,7 +333,7 @@ def test_a_search_ends_when_everything_has_been_tried(tmp_path):
         (("--search", "lerning_rate=1:2"), "did you mean 'learning_rate'"),
         (("--constraints", "acc"), "in quotes, such as 'acc>=lora-0.005'"),
         (("--trials", 2), "trials is 2, but 3 are needed to start with"),
-        (("--workers", 0), "workers is 0; give at least 1"),
+        (("--workers", 0), "workers is 0; give a whole number of at least 1"),
         (("--task", "arc-eesy"), "arc-eesy"),
         (("--method", "lore"), "did you mean 'lora'"),
         (("--report-split", "validation"), "report_split is not for tune"),

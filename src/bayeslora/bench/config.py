@@ -8,6 +8,7 @@ from typing import Literal
 from bayeslora.bench.shapes import SHAPES
 from bayeslora.errors import InputError, did_you_mean
 from bayeslora.layer_ranges import check_depth
+from bayeslora.number_checks import check_count
 
 LORA = "peft lora"
 """Baseline of every comparison: PEFT's LoRA with the same rank, targets, tokens and precision."""
@@ -56,10 +57,9 @@ class BenchConfig:
                 f"model is {self.model!r}; choose one of {', '.join(SHAPES)}{did_you_mean(self.model, SHAPES)}"
             )
         for name in ("rank", "repeats", "questions", "new_tokens", "depth", "inducing"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise InputError(f"{name} is {value}; give at least 1")
-        if self.warmup < 0:
-            raise InputError(f"warmup is {self.warmup}; give 0 or more")
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+        check_count("warmup", self.warmup, least=0)
         if any(count < 1 for count in self.samples) or not self.samples:
             raise InputError(f"samples is {self.samples}; give numbers of at least 1")
         for layers in self.draw_layers:

@@ -12,10 +12,9 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from pathlib import Path
 
-from tyro.conf import FlagCreatePairsOff
+import tyro
 from tyro.extras import SubcommandApp
 
 from bayeslora import __version__
@@ -25,13 +24,13 @@ from bayeslora.cli.common import Verb
 from bayeslora.cli.export import Convert, Export, Merge
 from bayeslora.cli.lists import Methods, Models, Tasks
 from bayeslora.cli.measure import Bench
-from bayeslora.cli.parsing import one_line, with_config
+from bayeslora.cli.parsing import one_line
 from bayeslora.cli.report import Report
 from bayeslora.cli.runs import Calibrate, Compare, Evaluate, Quickstart, Train
 from bayeslora.cli.search import Tune
 from bayeslora.cli.serve import Serve
+from bayeslora.cli.settings_file import defaults_of_train, with_pairs
 from bayeslora.errors import InputError, first_line, out_of_memory
-from bayeslora.runs.config import RunConfig, flatten, to_dict
 from bayeslora.train.errors import RunsFailed, TrainingDiverged
 
 DESCRIPTION = """Fine-tuned language models that know what they do not know.
@@ -101,7 +100,7 @@ def _run(arguments: Sequence[str]) -> int:
         return 0
     try:
         _require_text(arguments)
-        verb = parse(with_config(arguments, _settings()) or ["--help"])
+        verb = parse(arguments or ["--help"])
         with _hushed() if getattr(verb, "quiet", False) else contextlib.nullcontext():
             verb.run()
     except InputError as error:
@@ -129,12 +128,6 @@ def _require_text(arguments: Sequence[str]) -> None:
             raise InputError(f"{shown}: is not UTF-8; rename it") from None
 
 
-def _settings() -> list[str]:
-    """Names that a settings file may contain: all options of ``train`` except the file itself."""
-    own = [field.name for field in fields(Train) if field.name not in ("config", "experiment")]
-    return [*flatten(to_dict(RunConfig(model="", task=""))), *own]
-
-
 @contextlib.contextmanager
 def _hushed() -> Iterator[None]:
     """Suppress warnings of libraries inside the block."""
@@ -155,11 +148,13 @@ def _complain(error: object, code: int) -> int:
 def parse(arguments: Sequence[str]) -> Verb:
     """Parse a verb with its options. tyro reports mistakes in a box, which is reduced to one line here."""
     complaint = io.StringIO()
+    defaults = defaults_of_train(arguments[1:]) if arguments[:1] == ["train"] else None
     try:
         with contextlib.redirect_stderr(complaint):
-            verb: Verb = app.cli(
-                prog="bayeslora", description=DESCRIPTION, args=arguments, config=(FlagCreatePairsOff,)
-            )
+            if defaults is not None:
+                given = tyro.cli(Train, prog="bayeslora train", default=defaults, args=arguments[1:])
+                return with_pairs(given, defaults)
+            verb: Verb = app.cli(prog="bayeslora", description=DESCRIPTION, args=arguments)
     except SystemExit as end:
         if end.code:
             verb_help = " ".join(["bayeslora", *(word for word in arguments[:1] if word in VERBS), "--help"])

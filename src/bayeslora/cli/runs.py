@@ -28,7 +28,7 @@ class Train(DataOptions):
     out: Path
     """Directory of the run: settings, adapter, predictions, result. A directory with another run is refused."""
     config: Path | None = None
-    """Settings from a JSON file, such as the config.json of another run; options on the command line take precedence."""
+    """Settings from a JSON or YAML file, such as the config.json of another run; options on the command line take precedence."""
     report_to: tuple[str, ...] = ()
     """Experiment trackers to log every step to: tensorboard, wandb, mlflow, ..."""
     checkpoint_seconds: float = 60.0

@@ -3,6 +3,9 @@
 A file is ``magic, version, number of tensors, number of fields, fields, tensor descriptions, padding, data``, in little
 endian. Nothing in it is trusted: every count and length is compared with the bytes that are left before anything is
 read or allocated, so a damaged file costs no more than its own size and ends in one :class:`GGUFError`.
+
+The ``gguf`` package reads the same values (a test compares all of them), but makes several numpy arrays for every word of the
+vocabulary: opening SmolLM2 takes it more than twenty times as long, in seconds. Nor does it check lengths against the file.
 """
 
 from __future__ import annotations

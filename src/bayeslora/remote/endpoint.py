@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import math
 import time
 import urllib.error
 import urllib.request
@@ -16,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bayeslora.errors import InputError
+from bayeslora.number_checks import check_count, check_number
 from bayeslora.remote.requests import Choice, Nonsense, Request, T
 
 RESPONSE_BYTES = 64 * 2**20
@@ -70,10 +70,8 @@ class Endpoint:
         _check_url(self.url)
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise InputError("the api_key has characters that no header can hold; give it as it was issued")
-        if not (math.isfinite(self.timeout) and self.timeout > 0):
-            raise InputError(f"timeout is {self.timeout}; give a number of seconds above 0")
-        if self.retries < 0:
-            raise InputError(f"retries is {self.retries}; give 0 or more")
+        check_number("timeout", self.timeout, above=0)
+        check_count("retries", self.retries, least=0)
 
     @property
     def completions(self) -> str:

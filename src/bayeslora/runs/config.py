@@ -7,7 +7,6 @@ device and reporting are not part of it.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -16,6 +15,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from bayeslora.errors import InputError, did_you_mean
 from bayeslora.layer_ranges import check_depth
+from bayeslora.number_checks import check_count, check_number
 from bayeslora.type_checks import check_kinds
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         _check_choices(self)
-        _at_least("max_tokens", self.max_tokens, 2)
+        check_count("max_tokens", self.max_tokens, least=2)
         if self.max_train is not None:
-            _at_least("max_train", self.max_train, 1)
+            check_count("max_train", self.max_train)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +102,8 @@ class AdapterConfig:
     """Settings of the posterior that differ from the preset, such as flow_depth=0 init_sd_u=0.1."""
 
     def __post_init__(self) -> None:
-        _at_least("rank", self.rank, 1)
-        _positive("alpha", self.alpha)
+        check_count("rank", self.rank)
+        check_number("alpha", self.alpha, above=0)
         if not self.targets:
             raise InputError("targets is empty; name at least one module, such as q_proj")
         for name in ("layers", "stochastic_layers"):
@@ -173,23 +173,23 @@ class TrainingConfig:
         _check_choices(self)
         for name in ("epochs", "batch_size", "micro_batch", "cycles", "draws", "eval_every"):
             if getattr(self, name) is not None:
-                _at_least(name, getattr(self, name), 1)
+                check_count(name, getattr(self, name))
         for name in ("aim", "patience", "snapshots", "members"):
             if getattr(self, name) is not None:
-                _at_least(name, getattr(self, name), 0)
+                check_count(name, getattr(self, name), least=0)
         for name in ("weight_decay", "kl_beta"):
             if getattr(self, name) is not None:
-                _not_negative(name, getattr(self, name))
+                check_number(name, getattr(self, name), least=0)
         for name in ("warmup", "label_smoothing", "kl_warmup"):
             if getattr(self, name) is not None:
-                _share(name, getattr(self, name))
+                check_number(name, getattr(self, name), least=0, below=1)
         for name in ("learning_rate", "adam_epsilon", "kl_rate", "clip"):
             if getattr(self, name) is not None:
-                _positive(name, getattr(self, name))
+                check_number(name, getattr(self, name), above=0)
         for epoch in self.milestones or ():
-            _at_least("milestones", epoch, 1)
+            check_count("milestones", epoch)
         for kind, rate in (self.rate_multipliers or {}).items():
-            _not_negative(f"rate_multipliers {kind}", rate)
+            check_number(f"rate_multipliers {kind}", rate, least=0)
 
 
 MOST_SAMPLES = 1024
@@ -225,10 +225,10 @@ class PredictionConfig:
 
     def __post_init__(self) -> None:
         check_samples(self.samples)
-        _at_least("max_new_tokens", self.max_new_tokens, 1)
+        check_count("max_new_tokens", self.max_new_tokens)
         if self.solutions is not None:
-            _at_least("solutions", self.solutions, 0)
-        _at_least("batch_tokens", self.batch_tokens, 1)
+            check_count("solutions", self.solutions, least=0)
+        check_count("batch_tokens", self.batch_tokens)
         check_depth(self.draw_layers, "draw_layers")
 
 
@@ -260,7 +260,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         _check_choices(self)
-        _not_negative("seed", self.seed)
+        check_count("seed", self.seed, least=0)
         if self.seed >= 2**64:
             raise InputError(f"seed is {self.seed}; give a number below 2^64")
 
@@ -439,23 +439,3 @@ def _check_choices(config: Any) -> None:
         if known and value is not None and value not in known:
             names = list(map(str, known))
             raise InputError(f"{name} is {value!r}{did_you_mean(str(value), names)}; choose {', '.join(names)}")
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise InputError(f"{name} is {value}; give at least {least}")
-
-
-def _positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise InputError(f"{name} is {value}; give a positive number")
-
-
-def _not_negative(name: str, value: Any) -> None:
-    if not (isinstance(value, (int, float)) and math.isfinite(value) and value >= 0):
-        raise InputError(f"{name} is {value}; give a number of at least 0")
-
-
-def _share(name: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise InputError(f"{name} is {value}; give a share of at least 0 and below 1")

@@ -5,29 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-import numpy as np
 from peft import PeftModel
 from peft.utils import CONFIG_NAME
 
 from bayeslora.adapter.loading import load_adapter
 from bayeslora.adapter.sampling import Sampling
-from bayeslora.atomic_files import replacing
 from bayeslora.errors import InputError
 from bayeslora.layer_ranges import check_depth
 from bayeslora.methods import find_method
 from bayeslora.models import LoadedModel
-from bayeslora.predict.calibrate import (
-    DEFAULT_SCALES,
-    Calibration,
-    Unreached,
-    choose_threshold,
-    describe_target,
-    require_enough,
-)
-from bayeslora.predict.calibrate.fit import calibrate, predict_both, scale_of, set_scale, tuner_of
+from bayeslora.predict.calibrate import Calibration, describe_target, require_enough
+from bayeslora.predict.calibrate.fit import predict_both, set_scale, tuner_of
 from bayeslora.predict.generation import Prompt, Writing, generate
 from bayeslora.predict.generation.results import Generation, Watch
 from bayeslora.predict.questions.answers import Answer, make_answers
@@ -36,6 +26,7 @@ from bayeslora.predict.questions.predictor import Predictor
 from bayeslora.predict.questions.scorer import Scorer
 from bayeslora.predict.tokens.predictor import TokenPredictor
 from bayeslora.progress import Reporter, Silent
+from bayeslora.runs.calibration import calibration_of_method, choose_calibration, save_calibration
 from bayeslora.runs.config import RunConfig, check_samples, from_dict
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.predictors import load_base, make_predictor, make_scorer, make_token_predictor
@@ -144,21 +135,17 @@ class TrainedModel:
         items = _with_answers(load_task(name, data_dir), split)
         require_enough(len(items), f"{name}, {split}")
         scorer = make_scorer(self.model, self.loaded, self.config, None)  # scores the same questions repeatedly
-        predictor = self._predictor_with(scorer)
-        encoded, advance = predictor.encode(items), self.report.stage("calibrating")
-        before = scale_of(self.model)
-        try:
-            found, predictions = calibrate(
-                predictor, items, encoded, scales=DEFAULT_SCALES, tolerance=tolerance, advance=advance
-            )
-            if error_rate is not None or coverage is not None:
-                found = _with_threshold(found, predictions, error_rate, coverage)
-        except BaseException:
-            set_scale(self.model, before)
-            raise
+        found = choose_calibration(
+            self._predictor_with(scorer),
+            items,
+            error_rate=error_rate,
+            coverage=coverage,
+            tolerance=tolerance,
+            advance=self.report.stage("calibrating"),
+        )
         self.draw_layers = found.draw_layers
         self.calibration = replace(found, task=name, split=split)
-        self._keep_calibration()
+        save_calibration(self.calibration, self.model, self.directory)
         return self.calibration
 
     def set_posterior_scale(self, scale: float) -> None:
@@ -168,13 +155,6 @@ class TrainedModel:
         self.own = replace(self.own, posterior_scale=scale)
         self.calibration = replace(self.calibration, posterior_scale=scale)
         set_scale(self.model, scale)
-
-    def _keep_calibration(self) -> None:
-        """Save the calibration with the adapter, and the scale in the adapter itself, where PEFT loads it."""
-        with replacing(self.directory.adapter / CONFIG_NAME) as partial, TemporaryDirectory() as folder:
-            self.model.peft_config["default"].save_pretrained(folder)
-            partial.write_bytes((Path(folder) / CONFIG_NAME).read_bytes())
-        self.calibration.save(self.directory.calibration)
 
     @property
     def _sampling(self) -> Sampling:
@@ -200,27 +180,10 @@ class TrainedModel:
         return replace(predictor, sampling=self._sampling, calibration=self.calibration)
 
 
-def _own(directory: RunDirectory) -> Calibration:
-    found = (directory.read_result().found or {}) if directory.result.exists() else {}
-    return Calibration(temperature=found.get("temperature", 1.0))
-
-
 def _with_answers(task: Task, split: str) -> Sequence[Item]:
     items = task.load(split).items
     require_gold(items)
     return items
-
-
-def _with_threshold(
-    found: Calibration, predictions: Predictions, error_rate: float | None, coverage: float | None
-) -> Calibration:
-    """Add a threshold to the calibration; if none reaches the target, add a warning instead."""
-    gold = np.array(require_gold(predictions.items))
-    try:
-        chosen = choose_threshold(predictions.probabilities, gold, error_rate=error_rate, coverage=coverage)
-    except Unreached as error:
-        return replace(found, warnings=(*found.warnings, f"there is no threshold: {error}"))
-    return replace(found, threshold=chosen.confidence, target=chosen.target)
 
 
 def _require_method(model: PeftModel, config: RunConfig, directory: RunDirectory) -> None:
@@ -279,7 +242,7 @@ def load_run(
     if draw_layers is None:
         draw_layers = calibration.draw_layers if calibrated else config.prediction.draw_layers
     check_depth(draw_layers, "draw_layers")
-    own = _own(directory) if calibrated else Calibration()
+    own = calibration_of_method(directory) if calibrated else Calibration()
     trained = TrainedModel(directory, config, loaded, model, samples, draw_layers, calibration, own, report or Silent())
     set_scale(model, calibration.posterior_scale)
     return trained

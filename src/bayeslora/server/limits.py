@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from bayeslora.errors import InputError
+from bayeslora.number_checks import check_number
 
 CHOICES = 26
 """Maximum choices of a question: each has a letter."""
@@ -54,8 +55,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if not 0 < (value := getattr(self, field.name)) < float("inf"):
-                raise InputError(f"{field.name.replace('_', '-')} is {value}; give a number above 0")
+            check_number(field.name.replace("_", "-"), getattr(self, field.name), above=0)
         if self.connections <= LOOKS:
             raise InputError(
                 f"connections is {self.connections}; give at least {LOOKS + 1}, of which {LOOKS} never wait"

@@ -16,19 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bayeslora.atomic_files import write_json
 from bayeslora.errors import InputError
 from bayeslora.figures.curves import Curves, curves_figure
 from bayeslora.figures.table import Cell, Row
-from bayeslora.models.device import resolve_device
 from bayeslora.progress import Reporter, Silent
 from bayeslora.runs.config import to_dict
 from bayeslora.runs.directory import RunDirectory
-from bayeslora.runs.environment import describe_environment
 from bayeslora.studies.ablation import AblationStudy
 from bayeslora.studies.ablation_plan import Jobs, Variant, make_variants, plan_jobs
 from bayeslora.studies.ablations import ABLATIONS, Ablation, find_ablation
 from bayeslora.studies.evaluated import Places
+from bayeslora.studies.layout import finished, make_record, write_study
 from bayeslora.studies.plan import Evaluation, StudyJob
 from bayeslora.studies.pool import Executor
 from bayeslora.studies.question_sections import (
@@ -98,15 +96,14 @@ class _Ablation:
 
     def _places(self, task: str) -> Places:
         """Finished results on a task, by row and seed."""
-        return {
-            variant.label: {
-                seed: place
-                for seed in self.seeds
-                if self._is_done(variant, seed)
-                and RunDirectory(place := self._place(task, variant, seed)).result.exists()
+        return finished(
+            {
+                variant.label: {
+                    seed: self._place(task, variant, seed) for seed in self.seeds if self._is_done(variant, seed)
+                }
+                for variant in self.variants
             }
-            for variant in self.variants
-        }
+        )
 
     @property
     def _failures(self) -> dict[str, str]:
@@ -129,8 +126,16 @@ class _Ablation:
     def _write(self, sections: Mapping[str, QuestionSection]) -> StudyOutcome:
         shown = {title: (section.rows, section.columns) for title, section in sections.items()}
         tables = Tables(self._head(), shown, self._failures, self.ablation.axis)
-        tables.write(self.out)
-        write_json(self.out / "table.json", self._record(sections))
+        record = make_record(
+            self.study,
+            self.runner.settings.device,
+            sections,
+            self._failures,
+            ablation=self.ablation.name,
+            seeds=list(self.seeds),
+            variants={variant.label: self._meaning(variant) for variant in self.variants},
+        )
+        outcome = write_study(tables, sections, record, self.out)
         curves = {title: self._curves(section.rows) for title, section in sections.items()}
         if any(curves.values()):
             curves_figure(
@@ -140,8 +145,7 @@ class _Ablation:
                 ticks=list(dict.fromkeys(variant.value for variant in self.variants)),
                 joined=self.ablation.ordered,
             )
-        rows = {title: section.rows for title, section in sections.items()}
-        return StudyOutcome(rows, tables.text, self._failures, self.out)
+        return outcome
 
     def _curves(self, rows: Mapping[str, Row]) -> Curves:
         """Rows with results, by method and value."""
@@ -160,19 +164,6 @@ class _Ablation:
             "weights, in nats. Parameters: those that are trained."
         )
         return f"{head} {ABOUT_SHIFT}" if self.study.shift else head
-
-    def _record(self, sections: Mapping[str, QuestionSection]) -> dict[str, Any]:
-        """Everything the table was made from, without the predictions."""
-        return {
-            "schema": 1,
-            "ablation": self.ablation.name,
-            "study": to_dict(self.study),
-            "seeds": list(self.seeds),
-            "environment": describe_environment(resolve_device(self.runner.settings.device)),
-            "variants": {variant.label: self._meaning(variant) for variant in self.variants},
-            "sections": {title: section.record for title, section in sections.items()},
-            "failures": self._failures,
-        }
 
     def _meaning(self, variant: Variant) -> dict[str, Any]:
         """Full settings of a row's run for the first seed, and of its evaluation if that is varied."""

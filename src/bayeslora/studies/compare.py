@@ -18,19 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bayeslora.atomic_files import write_json
 from bayeslora.errors import InputError
 from bayeslora.figures import reliability_figure, scatter_figure
 from bayeslora.figures.table import Column
 from bayeslora.methods import find_method
-from bayeslora.models.device import resolve_device
 from bayeslora.predict.tokens.predictor import UNCERTAIN
 from bayeslora.progress import Reporter, Silent
-from bayeslora.runs.config import to_dict
 from bayeslora.runs.directory import RunDirectory
-from bayeslora.runs.environment import describe_environment
 from bayeslora.studies.comparison import Comparison
 from bayeslora.studies.evaluated import Places, pooled
+from bayeslora.studies.layout import finished, make_record, write_study
 from bayeslora.studies.plan import Evaluation, plan
 from bayeslora.studies.pool import Executor
 from bayeslora.studies.question_sections import QuestionSection, is_shift, question_section, shift_section
@@ -84,22 +81,17 @@ class _Comparison:
 
     def _done(self, task: str, wanted: Wanted) -> Places:
         """All finished runs of a task."""
-        return {
-            method: {
-                seed: path
-                for seed in self.study.seeds
-                if RunDirectory(path := wanted[task, method, seed]).result.exists()
+        return finished(
+            {
+                method: {seed: wanted[task, method, seed] for seed in self.study.seeds}
+                for method in self.study.method_names
             }
-            for method in self.study.method_names
-        }
+        )
 
-    def _loras(self, task: str, wanted: Wanted) -> dict[int, Path]:
+    def _loras(self, task: str, wanted: Wanted) -> Mapping[int, Path]:
         """The finished LoRAs of a task by seed, including those trained only for other methods."""
-        return {
-            seed: path
-            for seed in self.study.seeds
-            if (path := wanted.get((task, "lora", seed))) is not None and RunDirectory(path).result.exists()
-        }
+        wished = {seed: wanted[task, "lora", seed] for seed in self.study.seeds if (task, "lora", seed) in wanted}
+        return finished({"lora": wished})["lora"]
 
     def _shifts(self, wanted: Wanted) -> dict[tuple[str, str], list[Evaluation]]:
         """Evaluations of the finished runs of every task on the test splits of the shift tasks."""
@@ -121,8 +113,8 @@ class _Comparison:
 
     def _shifted(self, own: Places, shift: Sequence[Evaluation]) -> Places:
         """The finished evaluations, by method and seed."""
-        done = {it.run: it.path for it in shift if RunDirectory(it.path).result.exists()}
-        return {method: {seed: done[run] for seed, run in runs.items() if run in done} for method, runs in own.items()}
+        places = {it.run: it.path for it in shift}
+        return finished({method: {seed: places[run] for seed, run in runs.items()} for method, runs in own.items()})
 
     def _write(
         self, questions: Mapping[str, QuestionSection], tokens: Mapping[str, TokenSection], rates: Mapping[str, Any]
@@ -133,8 +125,11 @@ class _Comparison:
             for title, section in sections.items()
         }
         tables = Tables(self._head([section.columns for section in sections.values()]), shown, self.runner.failures)
-        tables.write(self.out)
-        write_json(self.out / "table.json", self._record(sections, rates))
+        references = {title: section.references for title, section in questions.items()}
+        record = make_record(
+            self.study, self.runner.settings.device, sections, self.runner.failures, references=references, **rates
+        )
+        outcome = write_study(tables, sections, record, self.out)
         points = {title: {name: row for name, row in it.rows.items() if row} for title, it in questions.items()}
         if any(points.values()):
             scatter_figure({title: rows for title, rows in points.items() if rows}, self.out / "scatter.png")
@@ -143,8 +138,7 @@ class _Comparison:
             if drawn:
                 name = title.replace(" → ", "-to-")
                 reliability_figure(drawn, self.out / f"reliability-{name}.png", title=title)
-        rows = {title: section.rows for title, section in sections.items()}
-        return StudyOutcome(rows, tables.text, self.runner.failures, self.out)
+        return outcome
 
     def _head(self, columns: Sequence[Sequence[Column]]) -> str:
         seeds = len(self.study.seeds)
@@ -176,22 +170,6 @@ class _Comparison:
             f"Chosen for every task and trained method by validation NLL (mean of {seeds} seed{'s' if seeds > 1 else ''}) among "
             f"factors of its learning rate: {what}."
         )
-
-    def _record(
-        self, sections: Mapping[str, QuestionSection | TokenSection], rates: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """Everything the table was made from, without the predictions."""
-        return {
-            "schema": 1,
-            "study": to_dict(self.study),
-            "environment": describe_environment(resolve_device(self.runner.settings.device)),
-            **rates,
-            "sections": {title: section.record for title, section in sections.items()},
-            "references": {
-                title: section.references for title, section in sections.items() if isinstance(section, QuestionSection)
-            },
-            "failures": self.runner.failures,
-        }
 
 
 def compare(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from bayeslora.errors import InputError
+from bayeslora.number_checks import check_count, check_number
 from bayeslora.runs.config import RunConfig, resolve
 from bayeslora.studies.study import Study, require_distinct, require_distinct_tasks
 
@@ -64,11 +65,9 @@ class Comparison(Study):
                 raise InputError(f"{name} is empty; give at least one")
             require_distinct(name, values)
         for epochs in self.search_epochs:
-            if epochs < 1:
-                raise InputError(f"search_epochs has {epochs}; give whole numbers of at least 1")
+            check_count("search_epochs", epochs)
         for factor in self.rate_factors:
-            if not 0 < factor < float("inf"):
-                raise InputError(f"rate_factors has {factor}; give positive numbers")
+            check_number("rate_factors", factor, above=0)
         if self.rates_beyond < 0 or (self.rates_beyond and len(self.rate_factors) < 2):
             raise InputError(
                 f"rates_beyond is {self.rates_beyond} with {len(self.rate_factors)} rate_factors; give at least 0, and at least "

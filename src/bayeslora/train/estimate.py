@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from bayeslora.adapter.base import ATTRIBUTE, find_any_holder
 from bayeslora.adapter.draw_expansion import Stack
-from bayeslora.errors import InputError
 from bayeslora.methods import find_method
 from bayeslora.models.device import resolve_device, resolve_dtype
 from bayeslora.models.load import load_empty
+from bayeslora.number_checks import check_number
 from bayeslora.runs.config import RunConfig, resolve
 from bayeslora.train.objective import Named
 from bayeslora.train.run import adapt, open_task
@@ -109,8 +109,8 @@ def estimate(
 
     By default that is :data:`REACHED` of the speed of a matrix product, measured on this machine.
     """
-    if tflops is not None and not tflops > 0:
-        raise InputError(f"tflops is {tflops}; give a number above 0")
+    if tflops is not None:
+        check_number("tflops", tflops, above=0)
     config = resolve(config)
     runner = open_task(config, data_dir)
     place = resolve_device(device)

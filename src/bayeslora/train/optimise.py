@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -36,7 +37,10 @@ def multiplier_of(kind: str, multipliers: Mapping[str, float]) -> float:
 
 
 def parameter_groups(
-    model: nn.Module, learning_rate: float, weight_decay: float, multipliers: Mapping[str, float]
+    model: nn.Module,
+    learning_rate: float = 1.0,
+    weight_decay: float = 0.0,
+    multipliers: Mapping[str, float] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
     """Parameter groups for an optimiser, one for each kind.
 
@@ -62,13 +66,14 @@ def clip_apart(groups: Sequence[Mapping[str, Any]], bound: float) -> tuple[Tenso
     The KL's gradient on the scales is larger than the data's by orders of magnitude. Under a common norm it would shrink the
     data's gradient to almost nothing.
     """
-    scales = [p for group in groups if group["kind"] == "scale" for p in group["params"]]
     others = [p for group in groups if group["kind"] != "scale" for p in group["params"]]
-    return _clip(others, bound), _clip(scales, bound)
+    return torch.nn.utils.clip_grad_norm_(others, bound), clip_scales(groups, bound)
 
 
-def _clip(parameters: Iterable[nn.Parameter], bound: float) -> Tensor:
-    return torch.nn.utils.clip_grad_norm_(list(parameters), bound)
+def clip_scales(groups: Sequence[Mapping[str, Any]], bound: float) -> Tensor:
+    """Clip the gradient of posterior scales alone; returns its norm."""
+    scales = [p for group in groups if group["kind"] == "scale" for p in group["params"]]
+    return torch.nn.utils.clip_grad_norm_(scales, bound)
 
 
 def rate_factor(

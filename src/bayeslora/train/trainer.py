@@ -27,7 +27,7 @@ from bayeslora.adapter.version_counters import raise_versions
 from bayeslora.posterior.ivon import IvonPosterior
 from bayeslora.posterior.kl import KL, KLScaling
 from bayeslora.train.objective import KLWeight
-from bayeslora.train.optimise import multiplier_of, parameter_kinds
+from bayeslora.train.optimise import clip_scales, multiplier_of, parameter_groups, parameter_kinds
 from bayeslora.train.processes import Processes
 
 if TYPE_CHECKING:
@@ -144,15 +144,11 @@ class BayesLoraTrainerMixin(_Base):
         return self.current_gradient_accumulation_steps if normalised else 1
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Clip the gradient of posterior scales before the trainer clips everything by one norm.
-
-        The KL's gradient on them is larger than the data's by orders of magnitude, and would shrink it to almost nothing.
-        """
+        """Clip the gradient of posterior scales before the trainer clips everything by one norm, for the reason that
+        :func:`bayeslora.train.optimise.clip_apart` gives."""
         loss: Tensor = super().training_step(*args, **kwargs)
         if self.args.max_grad_norm and self.accelerator.sync_gradients and not self.args.fp16:
-            parameters = dict(self.model.named_parameters())
-            scales = [parameters[name] for name, kind in parameter_kinds(self.model).items() if kind == "scale"]
-            torch.nn.utils.clip_grad_norm_(scales, self.args.max_grad_norm)
+            clip_scales(parameter_groups(self.model), self.args.max_grad_norm)
         return loss
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:

@@ -8,6 +8,7 @@ from typing import Literal
 from tyro.conf import OmitArgPrefixes
 
 from bayeslora.errors import InputError
+from bayeslora.number_checks import check_count
 from bayeslora.runs.config import RunConfig
 from bayeslora.tuning.constraints import Constraint, parse_constraint
 from bayeslora.tuning.space import Axis, parse_axis
@@ -45,9 +46,8 @@ class Tuning:
         if self.feasibility not in ("mc", "pof"):
             raise InputError(f"feasibility is {self.feasibility!r}; choose mc, pof")
         for name, least in (("start", 2), ("q", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise InputError(f"{name} is {value}; give at least {least}")
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name), least)
         if self.trials < self.first:
             raise InputError(
                 f"trials is {self.trials}, but {self.first} are needed to start with; give at least as many, or a smaller start"

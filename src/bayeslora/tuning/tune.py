@@ -27,6 +27,7 @@ import numpy as np
 from bayeslora.errors import InputError
 from bayeslora.methods import find_method
 from bayeslora.models.device import resolve_device
+from bayeslora.number_checks import check_count
 from bayeslora.progress import Reporter
 from bayeslora.runs.config import RunConfig, to_dict
 from bayeslora.runs.directory import RunDirectory
@@ -91,8 +92,7 @@ def tune(
     """
     if importlib.util.find_spec("botorch") is None:
         raise InputError("tuning needs BoTorch, which is not installed; run: pip install botorch")
-    if workers < 1:
-        raise InputError(f"workers is {workers}; give at least 1")
+    check_count("workers", workers)
     if out.exists() and not out.is_dir():
         raise InputError(f"{out}: is a file; choose a directory")
     load_task(tuning.run.task, data_dir)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -18,7 +17,7 @@ from bayeslora.errors import InputError, did_you_mean
 from bayeslora.layer_ranges import check_depth
 from bayeslora.metrics import conformal_sets
 from bayeslora.metrics.validation import ROW_SUM_TOLERANCE, BoolArray, check_probabilities
-from bayeslora.predict.calibrate.numbers import check_positive, is_number
+from bayeslora.number_checks import check_count, check_number, is_number
 from bayeslora.predict.calibrate.temperature import LogProbabilities, apply_temperature
 
 
@@ -59,14 +58,13 @@ class Calibration:
     automatic: bool = False
 
     def __post_init__(self) -> None:
-        check_positive(self.temperature, "temperature")
-        check_positive(self.posterior_scale, "posterior_scale")
+        check_number("temperature", self.temperature, above=0)
+        check_number("posterior_scale", self.posterior_scale, above=0)
         if self.threshold is not None:
-            check_positive(self.threshold, "threshold", most=1 + ROW_SUM_TOLERANCE)
+            check_number("threshold", self.threshold, above=0, most=1 + ROW_SUM_TOLERANCE)
         for name in ("samples", "questions"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise InputError(f"{name} is {value!r}; give a whole number of at least 1, or none")
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
         if not isinstance(self.warnings, tuple) or not all(isinstance(it, str) for it in self.warnings):
             raise InputError(f"warnings is {self.warnings!r}; give a list of sentences")
         for name in ("target", "task", "split"):
@@ -142,7 +140,7 @@ def _check_metrics(metrics: Mapping[str, float], name: str) -> None:
     if not isinstance(metrics, dict):
         raise InputError(f"{name} is {metrics!r}; give metrics by name")
     for metric, value in metrics.items():
-        if not isinstance(metric, str) or not is_number(value) or not abs(value) <= sys.float_info.max:
+        if not isinstance(metric, str) or not is_number(value):
             raise InputError(f"{name} has {metric!r}: {value!r}; give a finite number by the name of its metric")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bayeslora.errors import InputError
-from bayeslora.predict.calibrate.numbers import check_positive, is_number
+from bayeslora.number_checks import check_number
 from bayeslora.predict.calibrate.temperature import checked, fit_temperature, normalised
 
 CUTS = ("0.125", "0.25", "0.5", "all")
@@ -87,8 +87,7 @@ def choose_cut(
         scales: the candidates, all above 0.
         progress: called after each cut with the number done and the total.
     """
-    if not (is_number(tolerance) and 0 <= tolerance < math.inf):
-        raise InputError(f"tolerance is {tolerance!r}; give a finite number of nats, 0 or more")
+    check_number("tolerance", tolerance, least=0)
     choices = {}
     for done, layers in enumerate(reversed(CUTS), start=1):
         choices[layers] = choose_scale(lambda scale, layers=layers: scores(layers, scale), labels, scales)  # type: ignore[misc]
@@ -111,5 +110,5 @@ def _check_scales(scales: Iterable[float]) -> list[float]:
     if not candidates:
         raise InputError("no scales to choose from; give at least one number above 0, or leave them out")
     for scale in candidates:
-        check_positive(scale, "scale")
+        check_number("scale", scale, above=0)
     return candidates

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from bayeslora.errors import InputError
 from bayeslora.metrics.validation import IntArray, check_labels, real_array, refuse
-from bayeslora.predict.calibrate.numbers import check_positive
+from bayeslora.number_checks import check_number
 
 LogProbabilities = NDArray[np.float64]
 
@@ -60,12 +60,12 @@ def fit_temperature(log_probabilities: ArrayLike, labels: ArrayLike, prior_sd: f
 
 def apply_temperature(log_probabilities: ArrayLike, temperature: float) -> LogProbabilities:
     """``log softmax(log p / T)`` over the options present; the order of the options is unchanged."""
-    check_positive(temperature, "temperature")
+    check_number("temperature", temperature, above=0)
     return normalised(_centred(log_probabilities, "log_probabilities") / temperature)
 
 
 def _most_probable(centred: LogProbabilities, labels: IntArray, prior_sd: float) -> float:
-    check_positive(prior_sd, "prior_sd")
+    check_number("prior_sd", prior_sd, above=0)
     rows = np.arange(len(labels))
 
     def loss(log_t: float) -> float:

@@ -14,7 +14,7 @@ from bayeslora.errors import InputError
 from bayeslora.metrics import conformal_threshold, risk_coverage, threshold_for_coverage, threshold_for_risk
 from bayeslora.metrics.scores import top_class
 from bayeslora.metrics.validation import BoolArray, check_classification
-from bayeslora.predict.calibrate.numbers import check_share
+from bayeslora.number_checks import check_number
 
 LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
 """Levels of prediction sets."""
@@ -90,9 +90,11 @@ def choose_threshold(
 def describe_target(error_rate: float | None, coverage: float | None) -> str:
     """Describe the target of :func:`choose_threshold` in words; refuse invalid targets."""
     if error_rate is not None and coverage is None:
-        return f"error rate of at most {check_share(error_rate, 'error_rate'):g}"
+        check_number("error_rate", error_rate, least=0, most=1)
+        return f"error rate of at most {error_rate:g}"
     if coverage is not None and error_rate is None:
-        return f"coverage of at least {check_share(coverage, 'coverage', above=True):g}"
+        check_number("coverage", coverage, above=0, most=1)
+        return f"coverage of at least {coverage:g}"
     raise InputError(f"got error_rate={error_rate} and coverage={coverage}; give exactly one of the two")
 
 

@@ -5,7 +5,6 @@ All draws condition on the same text, each with its own key-value cache, so one 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from bayeslora.adapter.base import find_any_holder
 from bayeslora.adapter.sampling import evaluating
 from bayeslora.errors import InputError
+from bayeslora.number_checks import check_count, check_number
 from bayeslora.predict.generation.results import End, Generation, Record, Watch
 from bayeslora.predict.mc import posterior_predictive
 
@@ -51,14 +51,10 @@ class Writing:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise InputError(f"max_new_tokens is {self.max_new_tokens}; give at least 1")
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise InputError(f"temperature is {self.temperature}; give 0 for the most probable token, or more")
-        if not 0 < self.top_p <= 1:
-            raise InputError(f"top_p is {self.top_p}; give a share above 0, up to 1")
-        if self.top_k < 0:
-            raise InputError(f"top_k is {self.top_k}; give 0 for all tokens, or more")
+        check_count("max_new_tokens", self.max_new_tokens)
+        check_number("temperature", self.temperature, least=0)
+        check_number("top_p", self.top_p, above=0, most=1)
+        check_count("top_k", self.top_k, least=0)
         if "" in self.stop:
             raise InputError("stop holds an empty text, which would end everything at once; leave it out")
 

@@ -1,0 +1,117 @@
+"""Defaults for the options of ``train``: from a file of settings, or from the LoRA that a run starts from.
+
+tyro takes a default instance of a verb, so values from a file are validated like any other and shown by ``--help``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import tyro
+import yaml
+
+from bayeslora.cli.runs import Train
+from bayeslora.errors import InputError, did_you_mean
+from bayeslora.runs.config import RunConfig, flatten, from_dict, to_dict, without_trust
+from bayeslora.type_checks import check_kinds
+
+_TREE = to_dict(RunConfig(model="", task=""))
+_OPTIONS = [field.name for field in fields(Train) if field.name not in ("config", "experiment", "trust_remote_code")]
+_PATHS = ("out", "data_dir")
+
+_NOT_INHERITED = ("method", "preset", "seed", "start_from", "report_split", "prediction")
+"""Settings that a run does not take from the run of the LoRA it starts from."""
+
+_PEFT_NAMES = {"base_model_name_or_path": "model", "r": "rank", "lora_alpha": "alpha", "target_modules": "targets"}
+"""Our names for the fields of PEFT's ``adapter_config.json``."""
+
+
+def defaults_of_train(arguments: Sequence[str]) -> Train | None:
+    """Options of ``train`` that ``--config FILE`` or, without it, ``--start-from LORA`` implies; ``None`` without either."""
+    scanner = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    scanner.add_argument("--config", action="append", default=[])
+    scanner.add_argument("--start-from", "--start_from", nargs="*", default=[])
+    try:
+        given, _ = scanner.parse_known_args(list(arguments))
+    except argparse.ArgumentError:
+        raise InputError("--config needs the path of a JSON or YAML file") from None
+    if len(given.config) > 1:
+        raise InputError("--config is given more than once; give one file, and what differs from it as options")
+    if given.config:
+        return _from_file(Path(given.config[0]), _read(Path(given.config[0])))
+    return _from_lora(Path(given.start_from[0])) if given.start_from else None
+
+
+def with_pairs(given: Train, defaults: Train) -> Train:
+    """Add pairs such as ``--settings`` to those of the defaults, which tyro would replace all together."""
+    mine, theirs = given.experiment, defaults.experiment
+    rates = {**(theirs.training.rate_multipliers or {}), **(mine.training.rate_multipliers or {})}
+    adapter = replace(mine.adapter, settings={**theirs.adapter.settings, **mine.adapter.settings})
+    training = replace(mine.training, rate_multipliers=rates or None)
+    return replace(given, experiment=replace(mine, adapter=adapter, training=training))
+
+
+def _from_lora(origin: Path) -> Train | None:
+    """Model, data, shape and training of the LoRA to start from: a run of ours, or an adapter of PEFT's."""
+    if (origin / "config.json").exists():
+        run = {name: it for name, it in _read(origin / "config.json").items() if name not in _NOT_INHERITED}
+        run["adapter"] = {name: it for name, it in run.get("adapter", {}).items() if name != "settings"}
+        return _from_file(origin / "config.json", run)
+    if (origin / "adapter_config.json").exists():
+        adapter = _read(origin / "adapter_config.json")
+        values = {ours: adapter.get(theirs) for theirs, ours in _PEFT_NAMES.items()}
+        if isinstance(values["targets"], str):  # a regular expression, or a word such as all-linear
+            values["targets"] = [values["targets"]]
+        return _from_file(origin / "adapter_config.json", values)
+    return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    kind, parse = ("YAML", yaml.safe_load) if path.suffix in (".yaml", ".yml") else ("JSON", json.loads)
+    try:
+        values = parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{path}: cannot be read as {kind} ({reason}); give a file of settings") from error
+    if not isinstance(values, dict):
+        raise InputError(f'{path}: holds no {kind} object; give settings such as {{"model": "smollm2"}}')
+    return values
+
+
+def _from_file(path: Path, values: Mapping[str, Any]) -> Train:
+    """Defaults from settings by name, nested as in a run's ``config.json`` or flat as on the command line."""
+    try:
+        flat = {name: value for name, value in flatten(without_trust(values)).items() if value is not None}
+        known = [*flatten(_TREE), *_OPTIONS]
+        for name in flat:
+            if name not in known:
+                raise InputError(
+                    f"unknown setting {name!r}{did_you_mean(str(name), known)}; see bayeslora train --help"
+                )
+        options = {name: _option(name, value) for name, value in flat.items() if name in _OPTIONS}
+        check_kinds(Train, options)
+        required = {"out": tyro.MISSING} | options
+        return Train(experiment=_run({name: it for name, it in flat.items() if name not in _OPTIONS}), **required)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def _run(flat: Mapping[str, Any]) -> RunConfig:
+    """A run from settings by name; a model or task that is missing is left for the command line."""
+    tree: dict[str, Any] = {name: flat[name] for name in _TREE if name in flat}
+    for part, names in _TREE.items():
+        if isinstance(names, dict):
+            tree[part] = {name: flat[name] for name in names if name in flat}
+    run = from_dict({"model": "", "task": "", **tree})
+    return replace(run, **{name: tyro.MISSING for name in ("model", "task") if name not in flat})
+
+
+def _option(name: str, value: Any) -> Any:
+    if name in _PATHS and isinstance(value, str):
+        return Path(value)
+    return tuple(value) if isinstance(value, list) else value
