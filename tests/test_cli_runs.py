@@ -18,8 +18,8 @@ from bayeslora.methods import METHODS
 from bayeslora.models import load_model
 from bayeslora.predict.trunk import TrunkScorer
 from bayeslora.progress import PlainLines
-from bayeslora.runs.config import to_dict
 from bayeslora.runs.result import RunResult
+from bayeslora.runs.saved_config import to_dict
 from bayeslora.studies import quickstart as study
 from bayeslora.tasks import TASKS, urns_task
 from bayeslora.train import AdapterConfig, PredictionConfig, RunConfig, TrainingConfig, resolve

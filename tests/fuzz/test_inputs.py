@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bayeslora.cli import VERBS
-from bayeslora.runs.config import RunConfig, flatten, to_dict
+from bayeslora.runs.config import RunConfig
+from bayeslora.runs.saved_config import flatten, to_dict
 from fuzz.outcomes import fuzzed, names, require_clear, run
 from fuzz.test_adapters import json_values
 from train.tiny import bayeslora, model_directory, options, question, task_directory, write_task

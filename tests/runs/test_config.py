@@ -11,7 +11,8 @@ from bayeslora.errors import InputError
 from bayeslora.methods import METHODS, Method, Preset
 from bayeslora.methods.base import COMMON
 from bayeslora.posterior import DecoupledConfig, EnsemblePosterior, InducingConfig
-from bayeslora.runs.config import _parse_pairs, differences, flatten, from_dict, saved_run, to_dict, without_trust
+from bayeslora.runs.config import _parse_pairs
+from bayeslora.runs.saved_config import differences, flatten, from_dict, saved_run, to_dict, without_trust
 from bayeslora.train import (
     AdapterConfig,
     DataConfig,

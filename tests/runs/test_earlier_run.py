@@ -14,8 +14,8 @@ from bayeslora import load_run
 from bayeslora.adapter import find_holder
 from bayeslora.predict.questions.predictions import read_predictions
 from bayeslora.report import make_report
-from bayeslora.runs.config import saved_run
 from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.saved_config import saved_run
 from bayeslora.tasks import find_task
 from bayeslora.train import train
 from train import tiny

@@ -10,7 +10,7 @@ import torch
 
 from bayeslora.errors import InputError
 from bayeslora.posterior import InducingConfig, InducingPosterior, LayerShape
-from bayeslora.runs.config import flatten, to_dict
+from bayeslora.runs.saved_config import flatten, to_dict
 from bayeslora.studies.ablation import AblationStudy
 from bayeslora.studies.ablation_plan import make_variants, plan_jobs
 from bayeslora.studies.ablations import ABLATIONS, DEGENERATE, find_ablation

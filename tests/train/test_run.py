@@ -27,8 +27,8 @@ from bayeslora.methods import METHODS
 from bayeslora.models import load_model
 from bayeslora.predict.questions.predictions import Predictions
 from bayeslora.runs import directory as directories
-from bayeslora.runs.config import to_dict
 from bayeslora.runs.predictors import load_base
+from bayeslora.runs.saved_config import to_dict
 from bayeslora.runs.split_evaluation import EvaluatedSplit
 from bayeslora.tasks import TASKS, urns_task
 from bayeslora.train import AdapterConfig, PredictionConfig, RunContext, TrainingConfig, resolve, run, train

@@ -12,7 +12,7 @@ import pytest
 from bayeslora import load_run
 from bayeslora.cli import VERBS, parse
 from bayeslora.errors import InputError
-from bayeslora.runs.config import from_dict, to_dict
+from bayeslora.runs.saved_config import from_dict, to_dict
 from bayeslora.train import RunConfig
 from train import tiny
 from train.tiny import bayeslora, read_json

@@ -21,7 +21,7 @@ from transformers.utils import logging
 
 from bayeslora import cli
 from bayeslora.predict.questions.predictions import Predictions
-from bayeslora.runs.config import to_dict
+from bayeslora.runs.saved_config import to_dict
 from bayeslora.train import AdapterConfig, PredictionConfig, RunConfig, TrainingConfig, resolve, train
 from tasks.cases import write_lines
 

@@ -20,8 +20,8 @@ pytest.importorskip("botorch")
 
 from bayeslora.errors import InputError
 from bayeslora.report import make_report
-from bayeslora.runs.config import from_dict, to_dict
 from bayeslora.runs.result import RunResult
+from bayeslora.runs.saved_config import from_dict, to_dict
 from bayeslora.studies import worker
 from bayeslora.train import AdapterConfig, resolve, train
 from bayeslora.train.errors import RunsFailed

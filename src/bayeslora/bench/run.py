@@ -14,8 +14,8 @@ from bayeslora.bench.subjects import Subjects
 from bayeslora.bench.tables import by_method, line_by_line
 from bayeslora.errors import InputError
 from bayeslora.progress import Reporter, Silent
-from bayeslora.runs.config import to_dict
 from bayeslora.runs.environment import describe_environment
+from bayeslora.runs.saved_config import to_dict
 
 SCHEMA = 1
 

@@ -17,7 +17,8 @@ import yaml
 
 from bayeslora.cli.runs import Train
 from bayeslora.errors import InputError, did_you_mean
-from bayeslora.runs.config import RunConfig, flatten, from_dict, to_dict, without_trust
+from bayeslora.runs.config import RunConfig
+from bayeslora.runs.saved_config import flatten, from_dict, to_dict, without_trust
 from bayeslora.type_checks import check_kinds
 
 _TREE = to_dict(RunConfig(model="", task=""))

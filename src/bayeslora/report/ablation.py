@@ -23,8 +23,8 @@ from bayeslora.report.study import (
     runs_section,
     seeds_of,
 )
-from bayeslora.runs.config import to_dict
 from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.saved_config import to_dict
 from bayeslora.studies.ablation import AblationStudy
 from bayeslora.studies.ablation_plan import Variant, make_variants
 from bayeslora.studies.ablations import find_ablation

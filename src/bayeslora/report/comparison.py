@@ -24,7 +24,7 @@ from bayeslora.report.study import (
     runs_section,
     seeds_of,
 )
-from bayeslora.runs.config import to_dict
+from bayeslora.runs.saved_config import to_dict
 from bayeslora.studies.comparison import Comparison, Trial
 from bayeslora.studies.evaluated import Places, reference_rows, with_calibrated_columns
 from bayeslora.studies.plan import run_path

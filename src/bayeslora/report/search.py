@@ -14,8 +14,9 @@ from bayeslora.report.reading import checking, numbers, read_record, read_result
 from bayeslora.report.settings import environment_section, settings_section
 from bayeslora.report.study import failures_section, runs_section
 from bayeslora.report.wording import card, metrics_table
-from bayeslora.runs.config import RunConfig, from_dict, saved_run, to_dict
+from bayeslora.runs.config import RunConfig
 from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.saved_config import from_dict, saved_run, to_dict
 from bayeslora.studies.study import task_name
 from bayeslora.tuning.config import Tuning
 from bayeslora.tuning.log import Trial

@@ -7,7 +7,8 @@ from typing import Any
 
 from bayeslora.errors import InputError
 from bayeslora.report.blocks import Columns, Fact, Facts, Note, Section
-from bayeslora.runs.config import RunConfig, resolve, to_dict
+from bayeslora.runs.config import RunConfig, resolve
+from bayeslora.runs.saved_config import to_dict
 
 _TITLES = {
     "": "run",

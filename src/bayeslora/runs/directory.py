@@ -28,8 +28,8 @@ from filelock import FileLock, Timeout
 
 from bayeslora.atomic_files import write_json
 from bayeslora.errors import InputError
-from bayeslora.runs.config import differences, saved_run, to_dict
 from bayeslora.runs.result import RunResult
+from bayeslora.runs.saved_config import differences, saved_run, to_dict
 
 
 @dataclass(frozen=True)

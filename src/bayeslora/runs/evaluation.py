@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 
 from bayeslora.errors import InputError
-from bayeslora.runs.config import to_dict
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.environment import describe_environment, peak_memory
 from bayeslora.runs.result import RunResult
+from bayeslora.runs.saved_config import to_dict
 from bayeslora.runs.split_evaluation import (
     EvaluatedSplit,
     TokenEvaluator,

@@ -15,8 +15,9 @@ from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.questions.predictions import Predictions
 from bayeslora.predict.tokens.predictor import TokenPredictions, TokenPredictor, read_token_predictions
 from bayeslora.progress import Reporter
-from bayeslora.runs.config import RunConfig, to_dict
+from bayeslora.runs.config import RunConfig
 from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.saved_config import to_dict
 from bayeslora.runs.solving import Solver, solve, solving_metrics
 from bayeslora.tasks import EncodedText, ProblemTask, TokenTask
 from bayeslora.tasks.boxed import require_checker

@@ -27,9 +27,10 @@ from bayeslora.predict.questions.scorer import Scorer
 from bayeslora.predict.tokens.predictor import TokenPredictor
 from bayeslora.progress import Reporter, Silent
 from bayeslora.runs.calibration import calibration_of_method, choose_calibration, save_calibration
-from bayeslora.runs.config import RunConfig, check_samples, from_dict
+from bayeslora.runs.config import RunConfig, check_samples
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.predictors import load_base, make_predictor, make_scorer, make_token_predictor
+from bayeslora.runs.saved_config import from_dict
 from bayeslora.tasks import Item, Task, load_task, make_item, require_gold
 
 if TYPE_CHECKING:

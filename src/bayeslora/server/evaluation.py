@@ -20,8 +20,8 @@ from bayeslora.metrics import bootstrap_interval, reliability_bins, risk_coverag
 from bayeslora.metrics.scores import top_class
 from bayeslora.predict.calibrate import Calibration, apply_temperature
 from bayeslora.predict.questions.predictions import INTERVALS, read_predictions
-from bayeslora.runs.config import saved_run
 from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.saved_config import saved_run
 from bayeslora.runs.trained import TrainedModel
 from bayeslora.server.schemas import Bins, CoveragePoint, Evaluation, Span
 

@@ -20,8 +20,8 @@ from bayeslora.errors import InputError
 from bayeslora.figures.curves import Curves, curves_figure
 from bayeslora.figures.table import Cell, Row
 from bayeslora.progress import Reporter, Silent
-from bayeslora.runs.config import to_dict
 from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.saved_config import to_dict
 from bayeslora.studies.ablation import AblationStudy
 from bayeslora.studies.ablation_plan import Jobs, Variant, make_variants, plan_jobs
 from bayeslora.studies.ablations import ABLATIONS, Ablation, find_ablation

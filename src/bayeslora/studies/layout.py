@@ -11,9 +11,9 @@ from typing import Any
 
 from bayeslora.atomic_files import write_json
 from bayeslora.models.device import resolve_device
-from bayeslora.runs.config import to_dict
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.environment import describe_environment
+from bayeslora.runs.saved_config import to_dict
 from bayeslora.studies.evaluated import Places
 from bayeslora.studies.question_sections import QuestionSection
 from bayeslora.studies.study import Study

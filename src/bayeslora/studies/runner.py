@@ -8,8 +8,8 @@ from pathlib import Path
 
 from bayeslora.errors import InputError
 from bayeslora.progress import Reporter, Silent
-from bayeslora.runs.config import saved_run, to_dict
 from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.saved_config import saved_run, to_dict
 from bayeslora.studies.evaluated import METRICS
 from bayeslora.studies.plan import Job, StudyJob
 from bayeslora.studies.pool import Executor, Workers

@@ -7,14 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bayeslora.errors import InputError
-from bayeslora.runs.config import (
-    AdapterConfig,
-    DataConfig,
-    ModelConfig,
-    PredictionConfig,
-    RunConfig,
-    TrainingConfig,
-)
+from bayeslora.runs.config import AdapterConfig, DataConfig, ModelConfig, PredictionConfig, RunConfig, TrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)

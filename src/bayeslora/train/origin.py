@@ -11,8 +11,9 @@ from peft.utils import CONFIG_NAME
 
 from bayeslora.errors import InputError
 from bayeslora.methods import find_method
-from bayeslora.runs.config import PredictionConfig, RunConfig, differences, resolve, to_dict
+from bayeslora.runs.config import PredictionConfig, RunConfig, resolve
 from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.saved_config import differences, to_dict
 
 SEED_DISTANCE = 1000
 """Distance between the seeds of an ensemble's members, so that runs of neighbouring seeds share none."""

@@ -30,11 +30,12 @@ from bayeslora.posterior import Factors
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Reporter, Silent
-from bayeslora.runs.config import AdapterConfig, RunConfig, flatten, resolve, to_dict
+from bayeslora.runs.config import AdapterConfig, RunConfig, resolve
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.environment import describe_environment, forget_peak_memory, peak_memory
 from bayeslora.runs.predictors import load_base
 from bayeslora.runs.result import RunResult
+from bayeslora.runs.saved_config import flatten, to_dict
 from bayeslora.runs.split_evaluation import EvaluatedSplit
 from bayeslora.tasks import Task, find_task
 from bayeslora.train.checkpoint import TrainingState

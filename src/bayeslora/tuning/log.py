@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from bayeslora.atomic_files import write_json
 from bayeslora.errors import InputError
-from bayeslora.runs.config import differences, from_dict, to_dict
+from bayeslora.runs.saved_config import differences, from_dict, to_dict
 
 SCHEMA = 1
 

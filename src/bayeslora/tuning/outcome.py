@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from bayeslora.atomic_files import replacing, write_json
 from bayeslora.figures.pareto import FrontPoint, pareto_figure
-from bayeslora.runs.config import RunConfig, to_dict
+from bayeslora.runs.config import RunConfig
 from bayeslora.runs.environment import describe_environment
+from bayeslora.runs.saved_config import to_dict
 from bayeslora.tuning.config import OBJECTIVES, Tuning
 from bayeslora.tuning.front import Floats, hypervolume, non_dominated, reference_point
 from bayeslora.tuning.log import Trial

@@ -29,9 +29,10 @@ from bayeslora.methods import find_method
 from bayeslora.models.device import resolve_device
 from bayeslora.number_checks import check_count
 from bayeslora.progress import Reporter
-from bayeslora.runs.config import RunConfig, to_dict
+from bayeslora.runs.config import RunConfig
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.result import RunResult
+from bayeslora.runs.saved_config import to_dict
 from bayeslora.studies.plan import Job, StudyJob
 from bayeslora.studies.pool import Executor, Workers
 from bayeslora.studies.worker import Outage, RunWorker, Settings
