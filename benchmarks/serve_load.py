@@ -1,7 +1,7 @@
 """A server under load: many clients at once, against one question at a time.
 
-python benchmarks/serve_load.py --out load.json                 # a tiny random model, trained for six steps
-python benchmarks/serve_load.py --run RUN --out load.json       # a run of your own
+bayeslora train --model smollm2 --task urns --layers last:2 --max-train 32 --epochs 1 --out run
+python benchmarks/serve_load.py --run run --out load.json
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import itertools
 import json
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -29,7 +28,6 @@ import torch
 
 from bayeslora import load_run
 from bayeslora.runs.environment import describe_environment
-from bayeslora.train import train
 
 DISTINCT = 100
 """Questions, of different lengths and with 2 to 6 choices, that requests take turns in."""
@@ -49,28 +47,26 @@ class Load:
 def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, default=None, help="a trained run; without it a tiny one is made")
+    parser.add_argument("--run", type=Path, required=True, help="a trained run")
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--queue", type=int, default=64, help="requests that may wait")
     parser.add_argument("--short-queue", type=int, default=16, help="the same where clients are to be sent away")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="bayeslora-load-") as folder:
-        run = given.run or tiny_run(Path(folder) / "tiny")
-        questions = [question(number) for number in range(DISTINCT)]
-        expected, device = single_answers(run, questions)
-        with server(run, given.queue) as (process, url):
-            put(url, questions, range(20), 1)  # what is slow the first time
-            alone = put(url, questions, range(given.requests // 5), 1)
-            before = batches(fetch(url, "/metrics"))
-            together = put(url, questions, range(given.requests), given.clients, process.pid)
-            answered, computed = batches(fetch(url, "/metrics")) - before
-        with server(run, given.short_queue) as (_, url):
-            crowded = put(url, questions, range(given.requests // 5), given.clients)
+    questions = [question(number) for number in range(DISTINCT)]
+    expected, device = single_answers(given.run, questions)
+    with server(given.run, given.queue) as (process, url):
+        put(url, questions, range(20), 1)  # what is slow the first time
+        alone = put(url, questions, range(given.requests // 5), 1)
+        before = batches(fetch(url, "/metrics"))
+        together = put(url, questions, range(given.requests), given.clients, process.pid)
+        answered, computed = batches(fetch(url, "/metrics")) - before
+    with server(given.run, given.short_queue) as (_, url):
+        crowded = put(url, questions, range(given.requests // 5), given.clients)
     record = {
         "schema": 1,
-        "run": str(given.run) if given.run else "a random Llama of three layers, width 32, trained for six steps",
+        "run": str(given.run),
         "clients": given.clients,
         "queue": given.queue,
         "one_at_a_time": figures(alone, expected),
@@ -86,15 +82,6 @@ def main() -> None:
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(record, indent=2))
-
-
-def tiny_run(place: Path) -> Path:
-    """The model and the run of the tests."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-    from train import tiny
-
-    train(tiny.run_config(), place)
-    return place
 
 
 def question(number: int) -> dict[str, Any]:

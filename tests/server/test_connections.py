@@ -206,7 +206,7 @@ def test_the_limit_of_open_files_bounds_the_connections(monkeypatch: pytest.Monk
         monkeypatch.setattr(descriptors, "open_files_limit", lambda limit=limit: limit)
         assert room_for(512) == room
     monkeypatch.setattr(descriptors, "open_files_limit", lambda: 64)
-    with pytest.raises(InputError, match=r"limit of open files is 64, and 20 are open: .*raise it to 148 or more"):
+    with pytest.raises(InputError, match=r"limit on open files is 64 and 20 are open, .*raise it to 148 or more"):
         room_for(512)
 
 

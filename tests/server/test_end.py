@@ -27,7 +27,7 @@ from bayeslora.tasks import make_item
 from server.live import ASKED, connect, held_up, process, wait_for
 
 TEXT: dict[str, Any] = {"prompt": "red", "max_tokens": 400, "temperature": 0}
-STOPPING = {"message": "the server is about to stop", "type": "server_error", "param": None, "code": None}
+STOPPING = {"message": "the server is shutting down", "type": "server_error", "param": None, "code": None}
 
 
 def last_event(reply: httpx.Response) -> Any:

@@ -103,4 +103,4 @@ def test_what_is_no_evaluation_of_the_run_is_refused(
         with pytest.raises(InputError, match="evaluat"):
             evaluate_run(trained, "tiny", 16, place)
     assert tiny.bayeslora("serve", run, "--port", 0, "--evaluation", tmp_path, "--quiet") == 2
-    assert "is no evaluation of" in capsys.readouterr().err
+    assert "is not an evaluation of" in capsys.readouterr().err

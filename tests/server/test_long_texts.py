@@ -45,7 +45,7 @@ def test_a_text_that_cannot_fit_never_comes_to_the_tokenizer(trained: TrainedMod
         for path, body in REQUESTS * 3:
             got = client.post(path, json=body)
             assert got.status_code == 400 and got.json()["error"]["type"] == "invalid_request_error"
-            assert "bytes; at most 65536 are read, 16 for each of the 4096 tokens" in got.json()["error"]["message"]
+            assert "bytes; at most 65536 are allowed, 16 for each of 4096 tokens" in got.json()["error"]["message"]
         assert client.post("/v1/choices", json=ASKED).status_code == 200
         assert engine.read == 1
 
@@ -55,5 +55,5 @@ def test_bytes_count_and_not_characters() -> None:
     limits.require_readable(["a" * 2 * TOKEN_BYTES])
     limits.require_readable(["ä" * TOKEN_BYTES, ""])
     for texts in (["a" * (2 * TOKEN_BYTES + 1)], ["ä" * (TOKEN_BYTES + 1)], ["a" * TOKEN_BYTES] * 3):
-        with pytest.raises(InputError, match=r"at most 32 are read, 16 for each of the 2 tokens"):
+        with pytest.raises(InputError, match=r"at most 32 are allowed, 16 for each of 2 tokens"):
             limits.require_readable(texts)

@@ -51,7 +51,7 @@ def test_a_full_queue_sends_away_and_recovers(trained: TrainedModel) -> None:
             assert refused.json()["error"]["type"] == "rate_limit_error"
         assert value_of(client.get("/metrics").text, "bayeslora_queue_depth") == 2
         many = client.post("/v1/completions", json={**TEXT, "prompt": ["red"] * 3})
-        assert many.status_code == 400 and "3 prompts are more than the 2 that may wait" in many.text
+        assert many.status_code == 400 and "3 prompts exceed the queue limit of 2" in many.text
         engine.go.set()
         assert [future.result().status_code for future in taken] == [200] * 3
         assert client.post("/v1/choices", json=ASKED).status_code == 200
@@ -302,7 +302,7 @@ def test_a_port_in_use(run: Path, free_port: int, capsys: pytest.CaptureFixture[
     "options, message",
     [
         (["--port", 70000], "port is 70000; give a number from 0"),
-        (["--host", "256.1.1.1"], "host is '256.1.1.1', which is no address of this machine"),
+        (["--host", "256.1.1.1"], "host is '256.1.1.1', not an address of this machine"),
         (["--token-file", "nowhere"], "nowhere: the token cannot be read"),
         (["--queue", 0], "queue is 0; give a finite number above 0"),
         (["--timeout", "nan"], "timeout is nan; give a finite number above 0"),
@@ -344,7 +344,7 @@ def test_other_machines_are_warned_of(
     assert "warning" not in capsys.readouterr().err
     (tmp_path / "token").write_text("\n")
     assert bayeslora("serve", run, *options, "--token-file", tmp_path / "token") == 2
-    assert "is empty; put a token in it" in capsys.readouterr().err
+    assert "is empty; write a token to it" in capsys.readouterr().err
 
 
 def test_white_space_around_a_token_does_not_matter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

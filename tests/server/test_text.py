@@ -237,7 +237,7 @@ def test_a_stream_of_chat(client: openai.OpenAI, trained: TrainedModel, url: str
         ({"echo": True}, 422, "echo: Input should be False"),
         ({"max_tokens": 0}, 422, "max_tokens: Input should be greater than or equal to 1"),
         ({"stream": "true"}, 422, "stream: Input should be a valid boolean"),
-        ({"max_tokens": 65}, 400, "max_tokens is 65; this server writes at most 64"),
+        ({"max_tokens": 65}, 400, "max_tokens is 65; this server allows at most 64"),
         ({"temperature": -1}, 422, "temperature: Input should be greater than or equal to 0"),
         ({"top_p": 0}, 422, "top_p: Input should be greater than 0"),
         ({"stop": [""]}, 422, "stop"),
@@ -247,12 +247,16 @@ def test_a_stream_of_chat(client: openai.OpenAI, trained: TrainedModel, url: str
         ({"prompt": [1, 2, 3]}, 422, "prompt"),
         ({"prompt": ["red"] * 17}, 422, "prompt"),
         ({"prompt": "word " * 10_000}, 400, "tokens; at most 4096 are allowed"),
-        ({"prompt": "word " * 20_000}, 400, "the text is 100000 bytes; at most 65536 are read"),
-        ({"prompt": "abcdefgh" * 62, "max_tokens": 60}, 400, "and the model reads 512; give a shorter prompt"),
+        ({"prompt": "word " * 20_000}, 400, "the text has 100000 bytes; at most 65536 are allowed"),
+        (
+            {"prompt": "abcdefgh" * 62, "max_tokens": 60},
+            400,
+            "but the context length is 512; shorten",
+        ),
         ({"presence_penalty": 1.0}, 422, "presence_penalty: Input should be less than or equal to 0"),
         ({"logit_bias": {"5": 1}}, 422, "logit_bias: Input should be None"),
-        ({"model": "gpt-4"}, 404, "there is no model 'gpt-4'"),
-        ({"samples": 99}, 400, "samples is 99; this server draws at most 16"),
+        ({"model": "gpt-4"}, 404, "model 'gpt-4' does not exist"),
+        ({"samples": 99}, 400, "samples is 99; this server allows at most 16"),
         ({"seed": 2**63}, 422, "seed"),
     ],
 )
@@ -268,11 +272,11 @@ def test_errors_as_the_client_knows_them(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.completions.create(model="gpt-4", prompt="red")
     assert missing.value.code == "model_not_found"
-    with pytest.raises(openai.BadRequestError, match="writes at most 64"):
+    with pytest.raises(openai.BadRequestError, match="allows at most 64"):
         client.completions.create(prompt="red", max_tokens=100, **GREEDY)
     with pytest.raises(openai.UnprocessableEntityError, match="tools: Input should be None"):
         client.chat.completions.create(messages=MESSAGES, tools=[{"type": "function"}], **GREEDY)  # type: ignore
-    with pytest.raises(openai.BadRequestError, match="top_logprobs belongs to logprobs"):
+    with pytest.raises(openai.BadRequestError, match="top_logprobs requires logprobs"):
         client.chat.completions.create(messages=MESSAGES, top_logprobs=2, **GREEDY)
 
 

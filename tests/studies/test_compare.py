@@ -26,6 +26,7 @@ from bayeslora.studies.compare import compare
 from bayeslora.studies.comparison import OWN, Comparison
 from bayeslora.studies.evaluated import METRICS as MAIN
 from bayeslora.studies.evaluated import Evaluated, table_rows
+from bayeslora.studies.execution import Execution
 from bayeslora.studies.plan import Job, plan, run_path
 from bayeslora.studies.pool import Workers
 from bayeslora.studies.worker import Settings
@@ -239,7 +240,7 @@ def test_without_workers_what_is_done_is_shown_and_nothing_is_run(done, tmp_path
     given = study(methods=("lora", "bbb"), prediction=PredictionConfig(samples=2))
     lora, bbb = (run_path(out, given.tasks[0], method, OWN, 1) for method in given.methods)
     shutil.rmtree(bbb)
-    compared = compare(given, out, workers=0)
+    compared = compare(given, out, Execution(workers=0))
     assert not bbb.exists() and lora.exists() and not compared.failures
     rows = compared.sections["task"]
     assert [len(rows[method]["nll"].values) for method in given.methods] == [2, 1]
@@ -409,7 +410,7 @@ def test_unknown_names_are_refused_before_anything_is_run(tmp_path):
     with pytest.raises(InputError, match=r"unknown task|no such"):
         compare(study(tasks=("arc-eesy",)), tmp_path / "study")
     with pytest.raises(InputError, match="workers is -1"):
-        compare(study(), tmp_path / "study", workers=-1)
+        compare(study(), tmp_path / "study", Execution(workers=-1))
     assert not (tmp_path / "study").exists()
 
 
@@ -441,7 +442,7 @@ def test_other_questions_under_the_same_name_are_refused(tmp_path, what):
 
 @pytest.mark.slow
 def test_workers_give_what_one_process_gives(done, other, tmp_path):
-    compare(calibrated_study(other), tmp_path / "study", workers=2)
+    compare(calibrated_study(other), tmp_path / "study", Execution(workers=2))
     made = list((tmp_path / "study").rglob("predictions.jsonl.gz"))
     assert any("shift" in path.parts for path in made)
     for path in made:

@@ -12,6 +12,7 @@ from bayeslora.progress import Silent
 from bayeslora.studies import worker
 from bayeslora.studies.compare import compare
 from bayeslora.studies.comparison import Trial
+from bayeslora.studies.execution import Execution
 from bayeslora.studies.plan import path_below, run_path
 from bayeslora.studies.search import (
     _validation_nll,
@@ -56,7 +57,7 @@ def searched(out, monkeypatch, nlls, **changes):
     monkeypatch.setattr("bayeslora.studies.search._validation_nll", read)
     told = Told()
     compared = compare(
-        study(**({"methods": ("lora",), "seeds": (0,), "search_seeds": (0,)} | changes)), out, report=told
+        study(**({"methods": ("lora",), "seeds": (0,), "search_seeds": (0,)} | changes)), out, Execution(report=told)
     )
     return compared, read_json(out / "table.json"), runs, [line for line in told.lines if "validation nll" in line]
 

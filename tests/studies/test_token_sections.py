@@ -13,6 +13,7 @@ from bayeslora.methods import METHODS
 from bayeslora.predict.tokens.predictor import read_token_predictions
 from bayeslora.studies.compare import compare
 from bayeslora.studies.comparison import OWN, Comparison
+from bayeslora.studies.execution import Execution
 from bayeslora.studies.plan import plan, run_path
 from bayeslora.studies.search import searched_pairs
 from bayeslora.train import AdapterConfig, DataConfig, PredictionConfig, TrainingConfig
@@ -51,7 +52,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def done(place: Path) -> Path:
     """A comparison on text, with a shift to problems; not to be changed."""
-    compare(study(tasks=(str(place / "text"),), shift=("math",)), place / "out", data_dir=place)
+    compare(study(tasks=(str(place / "text"),), shift=("math",)), place / "out", Execution(data_dir=place))
     return place / "out"
 
 
@@ -90,7 +91,7 @@ def test_problems_are_a_section_of_their_own(done: Path) -> None:
 def test_a_second_call_makes_no_run_anew(done: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bayeslora.studies.worker.train", None)
     before = read_json(done / "table.json")["sections"]
-    again = compare(study(tasks=(str(place / "text"),), shift=("math",)), done, data_dir=place)
+    again = compare(study(tasks=(str(place / "text"),), shift=("math",)), done, Execution(data_dir=place))
     assert read_json(done / "table.json")["sections"] == before and not again.failures
 
 

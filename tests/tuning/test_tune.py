@@ -23,6 +23,7 @@ from bayeslora.report import make_report
 from bayeslora.runs.result import RunResult
 from bayeslora.runs.saved_config import from_dict, to_dict
 from bayeslora.studies import worker
+from bayeslora.studies.execution import Execution
 from bayeslora.train import AdapterConfig, resolve, train
 from bayeslora.train.errors import RunsFailed
 from bayeslora.tuning import propose as proposing
@@ -202,7 +203,7 @@ def test_a_killed_process_is_no_loss(done, tmp_path):
 
 @pytest.mark.slow
 def test_workers_find_what_one_process_finds(done, tmp_path):
-    tune(tuning(), tmp_path / "search", workers=2)
+    tune(tuning(), tmp_path / "search", Execution(workers=2))
     ours, theirs = without_times(tmp_path / "search"), without_times(done)
     for mine, other in zip(ours[:3], theirs[:3], strict=True):
         assert mine["values"] == other["values"] and mine["outcomes"] == pytest.approx(other["outcomes"], abs=1e-5)

@@ -43,12 +43,7 @@ class Ablate(StudyOptions):
                 tuple(ABLATIONS) if self.names == ("all",) else self.names,
                 self.study,
                 self.out,
-                data_dir=self.data_dir,
-                device=self.device,
-                workers=self.workers,
-                executor=self.executor,
-                trust_remote_code=self.trust_remote_code,
-                report=report,
+                self.execution(report),
             )
         if self.json:
             records = [json.loads((it.out / "table.json").read_text(encoding="utf-8")) for it in ablated]

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 import tyro
 from tyro.conf import Positional
 
-from bayeslora.progress import reporter
+from bayeslora.progress import Reporter, reporter
 from bayeslora.runs.config import check_samples
 from bayeslora.runs.result import RunResult
 
 if TYPE_CHECKING:
     from bayeslora.runs.trained import TrainedModel
+    from bayeslora.studies.execution import Execution
 
 
 class Verb(Protocol):
@@ -63,6 +64,19 @@ class StudyOptions(DataOptions):
     """Number of runs in parallel, each in its own process. With 0, compare and ablate start none and show the finished ones."""
     executor: Literal["local", "ray"] = "local"
     """Where runs execute: on this machine, or on the Ray cluster at RAY_ADDRESS, whose nodes must share this directory."""
+
+    def execution(self, report: Reporter) -> Execution:
+        """These options for the study itself."""
+        from bayeslora.studies.execution import Execution
+
+        return Execution(
+            data_dir=self.data_dir,
+            device=self.device,
+            workers=self.workers,
+            executor=self.executor,
+            trust_remote_code=self.trust_remote_code,
+            report=report,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -176,12 +176,7 @@ class Compare(StudyOptions):
             compared = compare(
                 self.study,
                 self.out,
-                data_dir=self.data_dir,
-                device=self.device,
-                workers=self.workers,
-                executor=self.executor,
-                trust_remote_code=self.trust_remote_code,
-                report=report,
+                self.execution(report),
             )
         print((self.out / "table.json").read_text(encoding="utf-8") if self.json else compared.text)
         if compared.failures:

@@ -39,13 +39,8 @@ class Tune(StudyOptions):
             tuned = tune(
                 self.tuning,
                 self.out,
-                data_dir=self.data_dir,
-                device=self.device,
-                workers=self.workers,
-                executor=self.executor,
-                trust_remote_code=self.trust_remote_code,
+                self.execution(report),
                 apply=self.apply,
-                report=report,
             )
         if self.json:
             record = json.loads((self.out / "tuned.json").read_text(encoding="utf-8"))

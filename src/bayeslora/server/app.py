@@ -126,7 +126,7 @@ class _Endpoints:
         return router
 
     async def health(self) -> Health:
-        """Health check: whether the server is up and its model predicts."""
+        """Health check: whether the server is up and the model can predict."""
         if (trouble := self.worker.trouble) is not None:
             raise Failure(503, trouble)
         return Health(status="ok")
@@ -140,11 +140,11 @@ class _Endpoints:
         return ModelList(data=[Model(id=self.name, created=self.created)])
 
     async def evaluated(self) -> Evaluation:
-        """Metrics of the model, and its calibration."""
+        """Configuration, calibration and metrics of the run."""
         return self.evaluation
 
     async def choices(self, request: Request, body: ChoicesRequest) -> ChoicesReply:
-        """Probabilities over the choices of a question, and whether the model is sure enough to answer."""
+        """Probabilities over the choices of a question, and whether the model abstains."""
         self._require_model(body.model)
         self.limits.require_readable([body.question, *body.choices, body.passage])
         item = make_item(body.question, body.choices, body.passage, bare=body.bare)
@@ -168,7 +168,7 @@ class _Endpoints:
         )
 
     async def complete(self, request: Request, body: CompletionRequest) -> Any:
-        """Continue texts with tokens from the distribution averaged over the draws."""
+        """Complete prompts with tokens from the distribution averaged over the posterior samples."""
         prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         wanted = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         texts = self._texts(prompts, body, wanted, body.logprobs or 0)
@@ -176,9 +176,9 @@ class _Endpoints:
         return await self._reply(request, body, texts, reply)
 
     async def chat(self, request: Request, body: ChatRequest) -> Any:
-        """Continue a conversation."""
+        """Complete a chat."""
         if body.top_logprobs is not None and not body.logprobs:
-            raise Failure(400, "top_logprobs belongs to logprobs; set that to true")
+            raise Failure(400, "top_logprobs requires logprobs; set logprobs to true")
         given = [n for n in (body.max_completion_tokens, body.max_tokens) if n is not None]
         messages = [message.plain for message in body.messages]
         texts = self._texts([messages], body, given[0] if given else self.limits.max_tokens, body.top_logprobs or 0)
@@ -188,7 +188,7 @@ class _Endpoints:
     def _texts(self, prompts: Sequence[Prompt], body: TextRequest, wanted: int, top: int) -> list[Text]:
         self._require_model(body.model)
         if wanted > self.limits.max_tokens:
-            raise Failure(400, f"max_tokens is {wanted}; this server writes at most {self.limits.max_tokens}")
+            raise Failure(400, f"max_tokens is {wanted}; this server allows at most {self.limits.max_tokens}")
         for prompt in prompts:
             self.limits.require_readable([prompt] if isinstance(prompt, str) else [m["content"] for m in prompt])
         temperature = 1.0 if body.temperature is None else body.temperature
@@ -213,12 +213,12 @@ class _Endpoints:
     def _samples(self, wanted: int | None) -> int:
         samples = self.samples if wanted is None else wanted
         if samples > self.limits.max_samples:
-            raise Failure(400, f"samples is {samples}; this server draws at most {self.limits.max_samples}")
+            raise Failure(400, f"samples is {samples}; this server allows at most {self.limits.max_samples}")
         return samples
 
     def _require_model(self, name: str | None) -> None:
         if name not in (None, self.name):
-            raise Failure(404, f"there is no model {name!r}; this server has {self.name!r}", code="model_not_found")
+            raise Failure(404, f"model {name!r} does not exist; this server has {self.name!r}", code="model_not_found")
 
 
 async def _pieces(events: AsyncIterator[Any], reply: Reply, *, usage: bool) -> AsyncIterator[BaseModel]:
@@ -244,7 +244,7 @@ async def _sent(pieces: AsyncIterator[BaseModel]) -> AsyncIterator[str]:
         failure = as_failure(error)
         if failure is None:
             log.exception("a stream failed")
-            failure = Failure(500, "the server failed; its log says why")
+            failure = Failure(500, "internal server error; see the server log")
         yield f"data: {json.dumps(error_body(failure.status, failure.message))}\n\n"
         return
     yield "data: [DONE]\n\n"

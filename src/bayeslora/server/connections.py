@@ -22,7 +22,7 @@ log = logging.getLogger("bayeslora.server")
 QUIET = 60.0
 """Minimum seconds between two warnings about too many connections."""
 
-_BODY = json.dumps(error_body(503, "there are too many connections; try again later")).encode()
+_BODY = json.dumps(error_body(503, "too many connections; try again later")).encode()
 REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
     b"Content-Length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
@@ -72,7 +72,7 @@ class Door:
         self._turned_away += 1
         if (now := time.monotonic()) - self._told >= QUIET:
             log.warning(
-                "all %d connections are in use; %d new ones were refused, or took the place of one that waited for its client",
+                "all %d connections are in use; %d new ones were refused or replaced one waiting for its client",
                 self._most,
                 self._turned_away,
             )

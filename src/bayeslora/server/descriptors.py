@@ -28,7 +28,7 @@ def room_for(wanted: int) -> int:
     room = min(wanted, limit - taken - SPARE)
     if room <= LOOKS:
         raise InputError(
-            f"the limit of open files is {limit}, and {taken} are open: that leaves no room for connections; raise it to "
+            f"the limit on open files is {limit} and {taken} are open, which leaves none for connections; raise it to "
             f"{taken + SPARE + 8 * LOOKS} or more (ulimit -n)"
         )
     return room

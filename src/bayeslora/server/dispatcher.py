@@ -115,13 +115,13 @@ class Dispatcher:
             await asyncio.wait({waiting, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if waiting.done():
                 return waiting.result()
-            raise Failure(GONE, "the client has gone") if gone.done() else self._late()
+            raise Failure(GONE, "the client disconnected") if gone.done() else self._late()
         finally:
             gone.cancel()
             waiting.cancel()
 
     def _late(self) -> Failure:
-        return Failure(504, f"there was no answer within {self._timeout:g} s; ask for less, or try again later")
+        return Failure(504, f"no answer within {self._timeout:g} s; send a smaller request, or try again later")
 
 
 async def _gone(request: Request) -> None:

@@ -109,7 +109,7 @@ class Engine:
         (encoded,) = self.trained.predictor().encode([question.item])
         if (length := packed_length(encoded)) > self.limits.max_prompt_tokens:
             raise InputError(
-                f"question and choices are {length} tokens; at most {self.limits.max_prompt_tokens} are allowed"
+                f"question and choices have {length} tokens; at most {self.limits.max_prompt_tokens} are allowed"
             )
         return encoded
 
@@ -140,12 +140,12 @@ class Engine:
         """Number of tokens of the prompt; refuses one that cannot be continued."""
         (ids,) = encode_prompts(self._tokenizer, [text.prompt])
         if len(ids) > self.limits.max_prompt_tokens:
-            raise InputError(f"the prompt is {len(ids)} tokens; at most {self.limits.max_prompt_tokens} are allowed")
+            raise InputError(f"the prompt has {len(ids)} tokens; at most {self.limits.max_prompt_tokens} are allowed")
         wanted = len(ids) + text.writing.max_new_tokens
         if self._context is not None and wanted > self._context:
             raise InputError(
-                f"the prompt is {len(ids)} tokens and up to {text.writing.max_new_tokens} may be written, and the model reads "
-                f"{self._context}; give a shorter prompt or lower max_tokens"
+                f"the prompt has {len(ids)} tokens and max_tokens is {text.writing.max_new_tokens}, but the context "
+                f"length is {self._context}; shorten the prompt or lower max_tokens"
             )
         return len(ids)
 

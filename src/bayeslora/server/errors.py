@@ -28,21 +28,21 @@ TYPES = {
 """Error types by status; all others are invalid requests."""
 
 MEANINGS = {
-    400: "The request cannot be answered; the message says why.",
-    401: "The bearer token is missing or wrong.",
-    403: "The server is not known by the name that it was asked under.",
-    404: "There is no such model.",
-    408: "The request did not arrive in time.",
-    413: "The request is too large.",
-    422: "A field is missing, unknown or out of bounds.",
-    429: "Too many requests wait; come again after as many seconds as Retry-After says.",
-    500: "The server failed.",
-    503: "The server is about to stop, has too many connections, or its model does not predict.",
-    504: "There was no answer in time.",
+    400: "The request cannot be processed; the message gives the reason.",
+    401: "The bearer token is missing or invalid.",
+    403: "The Host header is not allowed.",
+    404: "The model does not exist.",
+    408: "The request body did not arrive before the timeout.",
+    413: "The request body is too large.",
+    422: "The body is not valid JSON, or a field is missing, unknown or invalid.",
+    429: "Too many requests are pending; retry after the number of seconds in Retry-After.",
+    500: "Internal server error.",
+    503: "The server is shutting down or has too many connections, or the model cannot predict.",
+    504: "The request timed out.",
 }
 
 RETRY_SECONDS = 1
-"""Value of ``Retry-After`` for refused requests."""
+"""Value of ``Retry-After`` for rejected requests."""
 
 GONE = 499
 """Status in the metrics if the client disconnected before a response."""
@@ -57,9 +57,9 @@ class Failure(Exception):
 
 
 def busy() -> Failure:
-    """The error for a request while too many others wait."""
+    """The error when too many requests are pending."""
     return Failure(
-        429, f"too many requests wait; try again in {RETRY_SECONDS} s", headers={"Retry-After": str(RETRY_SECONDS)}
+        429, f"too many pending requests; retry in {RETRY_SECONDS} s", headers={"Retry-After": str(RETRY_SECONDS)}
     )
 
 
@@ -116,10 +116,10 @@ def _validation_body(errors: Sequence[Any], content_type: str) -> dict[str, Any]
     """Report the first validation error; others often follow from it."""
     first = errors[0]
     if tuple(first["loc"]) == ("body",) and "json" not in content_type:
-        given = f"it is {content_type[:SHOWN]!r}" if content_type else "there is none"
-        return error_body(422, f"give the header Content-Type: application/json; {given}", code=first["type"])
+        given = f"it is {content_type[:SHOWN]!r}" if content_type else "it is missing"
+        return error_body(422, f"send the header Content-Type: application/json; {given}", code=first["type"])
     if first["type"] == "json_invalid":
-        return error_body(422, f"the body is no valid JSON: {first['ctx']['error']}", code="json_invalid")
+        return error_body(422, f"the body is not valid JSON: {first['ctx']['error']}", code="json_invalid")
     place = ".".join(str(part) for part in first["loc"] if part != "body")
     text = first["msg"].removeprefix("Value error, ")
     return error_body(422, f"{place}: {text}" if place else text, code=first["type"], param=place[:SHOWN] or None)

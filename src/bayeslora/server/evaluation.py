@@ -119,12 +119,12 @@ def _at_temperature(
 def _of_evaluation(trained: TrainedModel, place: RunDirectory) -> Measured:
     """Metrics of a later evaluation; refuses that of another run."""
     if not place.result.exists():
-        raise InputError(f"{place.path}: holds no evaluation; give what bayeslora evaluate --out has written")
+        raise InputError(f"{place.path}: contains no evaluation; give a directory written by bayeslora evaluate --out")
     result = place.read_result()
     known = result.get("calibration")
     if known is None or saved_run(result["config"]) != saved_run(trained.directory.read_config()):
         raise InputError(
-            f"{place.path}: is no evaluation of {trained.directory.path}; make one with bayeslora evaluate --out"
+            f"{place.path}: is not an evaluation of {trained.directory.path}; create one with bayeslora evaluate --out"
         )
     same_samples = result["samples"] == trained.samples
     if same_samples and (after := _calibrated(result, place, trained)) is not None:

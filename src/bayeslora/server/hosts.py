@@ -60,7 +60,10 @@ class KnowHost:
         given = [value.decode("latin-1") for name, value in scope.get("headers", ()) if name == b"host"]
         if all(map(self._hosts.know, given)):
             return await self._app(scope, receive, send)
-        message = f"this server is not known as {given[0]!r}; use its address or localhost, or start it with --allowed-hosts NAME"
+        message = (
+            f"host {given[0]!r} is not allowed; use the server's address or localhost, or start the server with "
+            "--allowed-hosts NAME"
+        )
         await error_reply(Failure(403, message, code="unknown_host"))(scope, receive, send)
 
 
@@ -69,8 +72,8 @@ def check_hosts(names: Iterable[str]) -> None:
     for name in names:
         if name != EVERY and not _is_address(_plain(name)) and not re.fullmatch(r"[\w-]+(\.[\w-]+)*\.?", name):
             raise InputError(
-                f"allowed-hosts holds {name!r}; give names such as gpu-box or models.example.org, without scheme and port, or * "
-                "for every name"
+                f"allowed-hosts contains {name!r}; give names such as gpu-box or models.example.org, without scheme or "
+                "port, or * for all"
             )
 
 

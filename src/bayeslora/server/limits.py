@@ -58,7 +58,7 @@ class Limits:
             check_number(field.name.replace("_", "-"), getattr(self, field.name), above=0)
         if self.connections <= LOOKS:
             raise InputError(
-                f"connections is {self.connections}; give at least {LOOKS + 1}, of which {LOOKS} never wait"
+                f"connections is {self.connections}; give at least {LOOKS + 1}; {LOOKS} are reserved for health checks"
             )
 
     @property
@@ -71,6 +71,6 @@ class Limits:
         size = sum(len(text.encode()) for text in texts)
         if size > self.max_prompt_bytes:
             raise InputError(
-                f"the text is {size} bytes; at most {self.max_prompt_bytes} are read, {TOKEN_BYTES} for each of the "
-                f"{self.max_prompt_tokens} tokens that are allowed; send less"
+                f"the text has {size} bytes; at most {self.max_prompt_bytes} are allowed, {TOKEN_BYTES} for each of "
+                f"{self.max_prompt_tokens} tokens; shorten it"
             )

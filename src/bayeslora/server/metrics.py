@@ -25,15 +25,15 @@ class Metrics:
         ours: dict[str, Any] = {"namespace": "bayeslora", "registry": self._registry}
         self._requests = Counter("requests", "Requests by path and status.", ["path", "status"], **ours)
         seconds = Histogram(
-            "request_seconds", "Seconds from a request to the end of its answer.", ["path"], buckets=SECONDS, **ours
+            "request_seconds", "Request duration, until the end of the response.", ["path"], buckets=SECONDS, **ours
         )
         self._seconds = {path: seconds.labels(path) for path in (*paths, "other")}
-        sizes = Histogram("batch_size", "Requests that were computed together.", ["kind"], buckets=SIZES, **ours)
+        sizes = Histogram("batch_size", "Requests per batch.", ["kind"], buckets=SIZES, **ours)
         self.batches = {kind: sizes.labels(kind) for kind in ("choices", "texts")}
-        self.depth = Gauge("queue_depth", "Requests that wait.", **ours)
+        self.depth = Gauge("queue_depth", "Queued requests.", **ours)
         self.answers = Counter("answers", "Questions answered.", **ours)
-        self.prompt_tokens = Counter("prompt_tokens", "Tokens of texts read.", **ours)
-        self.written_tokens = Counter("written_tokens", "Tokens written.", **ours)
+        self.prompt_tokens = Counter("prompt_tokens", "Prompt tokens processed.", **ours)
+        self.written_tokens = Counter("written_tokens", "Tokens generated.", **ours)
 
     def request(self, path: str, status: int, seconds: float) -> None:
         """Record a finished request."""

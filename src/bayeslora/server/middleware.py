@@ -66,7 +66,7 @@ class Guard:
             log.exception("%s %s failed", scope["method"], scope["path"])
             if started:
                 raise
-            await error_reply(Failure(500, "the server failed; its log says why"))(scope, receive, send)
+            await error_reply(Failure(500, "internal server error; see the server log"))(scope, receive, send)
 
 
 class RequireToken:
@@ -81,7 +81,7 @@ class RequireToken:
             return await self._app(scope, receive, send)
         failure = Failure(
             401,
-            "give the server's token: Authorization: Bearer TOKEN",
+            "missing or invalid token; send Authorization: Bearer TOKEN",
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )
@@ -128,7 +128,7 @@ class LimitBody:
         except Failure as failure:
             return await error_reply(failure)(scope, receive, send)
         except TimeoutError:
-            late = Failure(408, "the request did not arrive in time", headers={"Connection": "close"})
+            late = Failure(408, "the request body did not arrive in time", headers={"Connection": "close"})
             return await error_reply(late)(scope, receive, send)
         if body is None:
             return
@@ -159,6 +159,4 @@ class LimitBody:
 
     def _check(self, size: int) -> None:
         if size > self._most:
-            raise Failure(
-                413, f"the request is larger than {self._most} bytes; send less", headers={"Connection": "close"}
-            )
+            raise Failure(413, f"the request body is larger than {self._most} bytes", headers={"Connection": "close"})

@@ -1,4 +1,4 @@
-"""Requests and responses of OpenAI's completion endpoints; unsupported fields are refused."""
+"""Request and response schemas of OpenAI's completion endpoints. Unsupported fields are rejected."""
 
 from __future__ import annotations
 
@@ -10,36 +10,37 @@ from bayeslora.server.limits import MESSAGES, PROMPTS, STOPS, TOP_LOGPROBS
 from bayeslora.server.schemas import Asked, Samples, SomeText, Text
 
 StopText = Annotated[str, Field(min_length=1, max_length=64)]
-Ignored = Annotated[Any, Field(default=None, description="Taken, and without effect.")]
+Ignored = Annotated[Any, Field(default=None, description="Accepted and ignored.")]
 Unsupported = Annotated[None, Field(default=None, description="Not supported.")]
-NoText = Annotated[str | None, Field(default=None, max_length=0, description="Not supported, unless it is empty.")]
-NoList = Annotated[
-    list[Any] | None, Field(default=None, max_length=0, description="Not supported, unless it is empty.")
-]
-NoPenalty = Annotated[float | None, Field(default=None, ge=0, le=0, description="Not supported.")]
+NoText = Annotated[str | None, Field(default=None, max_length=0, description="Not supported; must be empty.")]
+NoList = Annotated[list[Any] | None, Field(default=None, max_length=0, description="Not supported; must be empty.")]
+NoPenalty = Annotated[float | None, Field(default=None, ge=0, le=0, description="Not supported; must be 0.")]
 
 
 class StreamOptions(Asked):
-    """Options of a stream."""
+    """Stream options."""
 
     include_usage: bool = False
     include_obfuscation: Ignored
 
 
 class TextRequest(Asked):
-    """Fields of both endpoints."""
+    """Fields common to both endpoints."""
 
-    model: str | None = Field(default=None, description="Name of the model, as /v1/models has it.")
-    max_tokens: int | None = Field(default=None, ge=1, description="After which it ends at the latest.")
+    model: str | None = Field(default=None, description="Model name, as listed by /v1/models.")
+    max_tokens: int | None = Field(default=None, ge=1, description="Maximum number of tokens to generate.")
     temperature: float | None = Field(
-        default=None, ge=0, le=2, description="0 takes the most probable token; 1 if left out."
+        default=None, ge=0, le=2, description="Sampling temperature; 0 is greedy decoding. Defaults to 1."
     )
-    top_p: float | None = Field(default=None, gt=0, le=1, description="Share of the probability that is drawn from.")
+    top_p: float | None = Field(default=None, gt=0, le=1, description="Nucleus sampling: probability mass to keep.")
     stop: StopText | Annotated[list[StopText], Field(max_length=STOPS)] | None = None
     seed: int | None = Field(
-        default=None, ge=0, lt=2**63, description="Of weights and tokens; without it sampled texts differ each time."
+        default=None,
+        ge=0,
+        lt=2**63,
+        description="Seed for weights and tokens. Without it, sampled texts differ between requests.",
     )
-    n: Literal[1] | None = Field(default=None, description="One text per prompt; only 1 is supported.")
+    n: Literal[1] | None = Field(default=None, description="Completions per prompt; only 1 is supported.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     samples: Samples
@@ -55,16 +56,16 @@ class TextRequest(Asked):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """All stop texts."""
+        """All stop sequences."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
 class CompletionRequest(TextRequest):
-    """Texts to continue."""
+    """Prompts to complete."""
 
     prompt: SomeText | Annotated[list[SomeText], Field(min_length=1, max_length=PROMPTS)]
     logprobs: int | None = Field(
-        default=None, ge=0, le=TOP_LOGPROBS, description="How many of the most probable tokens to tell."
+        default=None, ge=0, le=TOP_LOGPROBS, description="Number of most probable tokens to return per position."
     )
     best_of: Literal[1] | None = None
     echo: Literal[False] | None = None
@@ -72,14 +73,14 @@ class CompletionRequest(TextRequest):
 
 
 class TextPart(Asked):
-    """A part of a message."""
+    """A text part of a message."""
 
     type: Literal["text"]
     text: Text
 
 
 class Message(Asked):
-    """A message. Clients may send one back as received, including the fields that OpenAI's client leaves empty."""
+    """A chat message. Responses can be sent back unchanged, including the fields that OpenAI's client leaves empty."""
 
     role: Annotated[str, Field(min_length=1, max_length=32)]
     content: Text | Annotated[list[TextPart], Field(max_length=MESSAGES)]
@@ -93,13 +94,13 @@ class Message(Asked):
 
     @property
     def plain(self) -> dict[str, str]:
-        """The message as chat templates expect it."""
+        """The message in the format of chat templates."""
         parts = self.content
         return {"role": self.role, "content": parts if isinstance(parts, str) else "".join(part.text for part in parts)}
 
 
 class TextFormat(Asked):
-    """The only supported response format."""
+    """Plain text, the only supported response format."""
 
     type: Literal["text"]
 
@@ -108,7 +109,7 @@ class ChatRequest(TextRequest):
     """A conversation to continue."""
 
     messages: list[Message] = Field(min_length=1, max_length=MESSAGES)
-    max_completion_tokens: int | None = Field(default=None, ge=1, description="The newer name of max_tokens.")
+    max_completion_tokens: int | None = Field(default=None, ge=1, description="Newer name of max_tokens; overrides it.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=TOP_LOGPROBS)
     response_format: TextFormat | None = None
@@ -119,7 +120,7 @@ class ChatRequest(TextRequest):
 
 
 class TokenConfidence(BaseModel):
-    """How sure the model was of a token. Entropies are in nats."""
+    """Probability and uncertainty of a generated token. Entropies are in nats."""
 
     token: str
     probability: float
@@ -129,17 +130,19 @@ class TokenConfidence(BaseModel):
 
 
 class Confidence(BaseModel):
-    """How sure the model was of a text; a stream has the tokens one by one, and the whole text at the end."""
+    """Uncertainty of a generated text. In a stream, tokens arrive one by one and the totals with the last chunk."""
 
     tokens: list[TokenConfidence]
-    log_likelihood: float | None = Field(default=None, description="Of the whole text under the average of the draws.")
-    mutual_information: float | None = Field(default=None, description="Sum of the epistemic parts.")
+    log_likelihood: float | None = Field(
+        default=None, description="Log-likelihood of the text under the averaged distribution."
+    )
+    mutual_information: float | None = Field(default=None, description="Sum of the tokens' epistemic uncertainty.")
     samples: int | None = None
-    seed: int | None = Field(default=None, description="Which writes the same text again.")
+    seed: int | None = Field(default=None, description="Seed that reproduces the text.")
 
 
 class Usage(BaseModel):
-    """Tokens read and written."""
+    """Token counts."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -147,7 +150,7 @@ class Usage(BaseModel):
 
 
 class CompletionLogprobs(BaseModel):
-    """Log-probabilities under the average of the draws, before any temperature."""
+    """Log-probabilities of the averaged distribution, before temperature."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -156,7 +159,7 @@ class CompletionLogprobs(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """One text."""
+    """A completion."""
 
     index: int
     text: str
@@ -166,7 +169,7 @@ class CompletionChoice(BaseModel):
 
 
 class Completion(BaseModel):
-    """All texts, or a piece of one in a stream."""
+    """All completions of a request, or one chunk of a stream."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -185,20 +188,20 @@ class TopLogprob(BaseModel):
 
 
 class TokenLogprob(TopLogprob):
-    """A token and its log-probability, with the most probable tokens."""
+    """A generated token, its log-probability, and the most probable tokens at its position."""
 
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(BaseModel):
-    """Log-probabilities under the average of the draws, before any temperature."""
+    """Log-probabilities of the averaged distribution, before temperature."""
 
     content: list[TokenLogprob]
     refusal: None = None
 
 
 class ChatMessage(BaseModel):
-    """A message from the model."""
+    """An assistant message."""
 
     role: Literal["assistant"] = "assistant"
     content: str
@@ -206,7 +209,7 @@ class ChatMessage(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """One answer."""
+    """A chat completion choice."""
 
     index: int
     message: ChatMessage
@@ -216,7 +219,7 @@ class ChatChoice(BaseModel):
 
 
 class ChatCompletion(BaseModel):
-    """An answer in a conversation."""
+    """A chat completion."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -227,14 +230,14 @@ class ChatCompletion(BaseModel):
 
 
 class Delta(BaseModel):
-    """The text that a piece adds."""
+    """The text that a chunk adds."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
 
 
 class ChatPieceChoice(BaseModel):
-    """A piece of an answer."""
+    """A choice in a stream chunk."""
 
     index: int
     delta: Delta
@@ -244,7 +247,7 @@ class ChatPieceChoice(BaseModel):
 
 
 class ChatPiece(BaseModel):
-    """An event of a stream."""
+    """A stream chunk."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"

@@ -31,22 +31,22 @@ def read_token(file: Path | None) -> str | None:
     try:
         token = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: the token cannot be read ({error}); give a text file that holds it") from error
+        raise InputError(f"{file}: the token cannot be read ({error}); give a text file with the token") from error
     if not token:
-        raise InputError(f"{file}: is empty; put a token in it, or leave --token-file out")
+        raise InputError(f"{file}: is empty; write a token to it, or omit --token-file")
     return token
 
 
 def bind(host: str, port: int) -> socket.socket:
     """Bind the socket to listen on, before the model is loaded, so that a port in use is reported early."""
     if not 0 <= port <= 65535:
-        raise InputError(f"port is {port}; give a number from 0 (any that is free) to 65535")
+        raise InputError(f"port is {port}; give a number from 0 (any free port) to 65535")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         # with an explicit protocol, asyncio sets TCP_NODELAY; otherwise small responses wait 40 ms for the client's ACK
         taken = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except OSError as error:
-        raise InputError(f"host is {host!r}, which is no address of this machine ({error}); try 127.0.0.1") from error
+        raise InputError(f"host is {host!r}, not an address of this machine ({error}); try 127.0.0.1") from error
     try:
         if os.name != "nt":
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -56,7 +56,7 @@ def bind(host: str, port: int) -> socket.socket:
         taken.close()
         if error.errno == errno.EADDRINUSE:
             raise InputError(f"port {port} of {host} is in use; choose another with --port, or 0 for any") from error
-        raise InputError(f"{host}:{port} cannot be listened on ({error.strerror}); choose another") from error
+        raise InputError(f"cannot listen on {host}:{port} ({error.strerror}); choose another address") from error
     return taken
 
 

@@ -1,4 +1,4 @@
-"""Requests and responses of ``/v1/choices`` and the small endpoints."""
+"""Request and response schemas of ``/v1/choices`` and the GET endpoints."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ SomeText = Annotated[str, Field(min_length=1, max_length=TEXT_CHARACTERS)]
 Samples = Annotated[
     int | None,
     Field(
-        default=None, ge=0, description="Weight draws to average, 0 for the posterior mean; the run's own by default."
+        default=None,
+        ge=0,
+        description="Number of posterior samples to average; 0 uses the posterior mean. Defaults to the run's setting.",
     ),
 ]
 
 
 class Asked(BaseModel):
-    """A request; unknown fields are refused, so that misspelt ones are noticed."""
+    """Base class of requests. Unknown fields are rejected, so that misspelt names are reported."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class ErrorDetail(BaseModel):
-    """Details of an error."""
+    """Error details."""
 
     message: str
     type: str
@@ -34,50 +36,55 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorReply(BaseModel):
-    """An error in OpenAI's format."""
+    """An error response in OpenAI's format."""
 
     error: ErrorDetail
 
 
 class ChoicesRequest(Asked):
-    """A question and its choices."""
+    """A multiple-choice question."""
 
     question: SomeText = Field(description="The question.", examples=["Which of these can fly?"])
     choices: list[SomeText] = Field(
-        min_length=2, max_length=CHOICES, description="What may be answered.", examples=[["a bat", "a trout"]]
+        min_length=2, max_length=CHOICES, description="The answer options.", examples=[["a bat", "a trout"]]
     )
-    passage: Text = Field(default="", description="A text that the question is about.")
+    passage: Text = Field(default="", description="Context passage for the question.")
     level: float = Field(
-        default=0.9, gt=0, lt=1, description="How often the right choice is to be in the prediction set, if calibrated."
+        default=0.9, gt=0, lt=1, description="Target coverage of the prediction set, if the run is calibrated."
     )
     samples: Samples
-    bare: bool = Field(default=False, description="Ask the question as it stands, for runs trained so, as on urns.")
-    deterministic: bool = Field(default=False, description="Give the posterior mean's probabilities, too.")
-    model: str | None = Field(default=None, description="Name of the model, as /v1/models has it.")
+    bare: bool = Field(
+        default=False, description="Use the question without a template, for runs trained that way (e.g. on urns)."
+    )
+    deterministic: bool = Field(default=False, description="Also return the probabilities of the posterior mean.")
+    model: str | None = Field(default=None, description="Model name, as listed by /v1/models.")
 
 
 class ChoicesReply(BaseModel):
-    """The model's answer, probabilities and uncertainty. Entropies are in nats."""
+    """The answer with its probabilities and uncertainty. Entropies are in nats."""
 
     model: str
-    answer: str | None = Field(description="The choice taken; nothing if the model is not sure enough.")
-    abstains: bool = Field(description="Whether the confidence is below the threshold that calibration chose.")
+    answer: str | None = Field(description="The chosen option; null if the model abstains.")
+    abstains: bool = Field(description="Whether the confidence is below the calibrated threshold.")
     confidence: float = Field(description="Probability of the most probable choice.")
     choices: list[str]
     probabilities: list[float] = Field(
-        description="Of the choices, averaged over the draws, at the fitted temperature."
+        description="Probabilities of the choices, averaged over the samples, at the calibrated temperature."
     )
-    draws: list[list[float]] = Field(description="Of the choices, for every draw, before the temperature.")
-    entropy: float = Field(description="How unsure the model is.")
-    aleatoric: float = Field(description="The part that is in every draw, on average.")
+    draws: list[list[float]] = Field(
+        description="Probabilities of the choices for each posterior sample, before temperature scaling."
+    )
+    entropy: float = Field(description="Total uncertainty: entropy of the averaged probabilities.")
+    aleatoric: float = Field(description="Aleatoric part of the entropy: mean entropy of the samples.")
     epistemic: float = Field(
-        description="The part that lies between the draws. Little of it does not make an answer right."
+        description="Epistemic part of the entropy: disagreement between the samples. A low value does not imply "
+        "a correct answer."
     )
     level: float
     prediction_set: list[str] | None = Field(
-        description="Choices among which the right one is with the wanted probability; nothing without calibration."
+        description="Choices that contain the correct one with probability `level`; null if the run is not calibrated."
     )
-    deterministic: list[float] | None = Field(description="The posterior mean's probabilities, if asked for.")
+    deterministic: list[float] | None = Field(description="Probabilities of the posterior mean; null unless requested.")
 
 
 class Model(BaseModel):
@@ -90,20 +97,20 @@ class Model(BaseModel):
 
 
 class ModelList(BaseModel):
-    """The list of served models, which has one."""
+    """The list of served models; it has one entry."""
 
     object: str = "list"
     data: list[Model]
 
 
 class Health(BaseModel):
-    """Result of the health check."""
+    """Health check result."""
 
     status: str
 
 
 class Bins(BaseModel):
-    """A reliability diagram: confidence and accuracy by bin, null where a bin is empty."""
+    """Reliability diagram: confidence and accuracy per bin; null for empty bins."""
 
     edges: list[float]
     count: list[int]
@@ -112,7 +119,7 @@ class Bins(BaseModel):
 
 
 class CoveragePoint(BaseModel):
-    """Coverage and error rate of answers with at least a confidence."""
+    """Coverage, error rate and accuracy at a confidence threshold."""
 
     threshold: float
     coverage: float
@@ -121,31 +128,31 @@ class CoveragePoint(BaseModel):
 
 
 class Span(BaseModel):
-    """An interval of a metric; a bound is null where it is infinite."""
+    """Confidence interval of a metric; infinite bounds are null."""
 
     low: float | None
     high: float | None
 
 
 class Evaluation(BaseModel):
-    """Metrics of the run."""
+    """Configuration, calibration and metrics of the run."""
 
     model: str
     method: str
     base_model: str
-    task: str = Field(description="What metrics, bins and curve are about; if there are none, what it was trained on.")
-    samples: int = Field(description="Weight draws per prediction, unless a request says otherwise.")
+    task: str = Field(description="Task of the metrics, bins and curve; without them, the training task.")
+    samples: int = Field(description="Default number of posterior samples per prediction.")
     max_samples: int
     chat: bool = Field(description="Whether the tokenizer has a chat template.")
-    split: str | None = Field(description="What metrics, bins and curve are about.")
+    split: str | None = Field(description="Split of the metrics, bins and curve.")
     questions: int | None
     metrics: dict[str, float | None] | None
-    intervals: dict[str, Span] | None = Field(description="95 % intervals of the main metrics.")
+    intervals: dict[str, Span] | None = Field(description="95 % confidence intervals of the main metrics.")
     calibration: dict[str, Any] | None = Field(
-        description="What bayeslora calibrate, or the method itself, found: temperature, threshold, target, levels."
+        description="Values fitted by the method or by `bayeslora calibrate`: temperature, threshold, target, levels."
     )
     as_served: bool = Field(
-        description="Whether metrics, bins and curve are of the model as it is served, and not from before its calibration."
+        description="Whether the metrics describe the model as served; false if calibration or sampling changed since."
     )
     reliability: Bins | None
-    risk_coverage: list[CoveragePoint] | None = Field(description="From the highest confidence down.")
+    risk_coverage: list[CoveragePoint] | None = Field(description="Risk-coverage curve, highest threshold first.")

@@ -24,4 +24,4 @@ def try_out(trained: TrainedModel) -> None:
     """Predict one small question; raises an ``ArithmeticError`` if its probabilities are not finite."""
     predictions = trained.predictor()([make_item("Is it?", ["yes", "no"])])
     if not np.isfinite(predictions.probabilities).all():
-        raise ArithmeticError("the model's probabilities are not numbers (nan)")
+        raise ArithmeticError("the model's probabilities are not finite")

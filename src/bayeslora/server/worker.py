@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 Prepared = TypeVar("Prepared")
 AnyJob = TypeVar("AnyJob", bound="QueuedRequest[Any, Any]")
 
-STOPPING = "the server is about to stop"
+STOPPING = "the server is shutting down"
 
 END_SECONDS = 2.0
 """Timeout for the thread to end once stopped, which it does before the next module of the model."""
@@ -152,7 +152,7 @@ class ModelWorker:
             return STOPPING
         if not self._thread.is_alive():
             return "the worker has stopped"
-        return None if self._sound else "the model's predictions are not numbers"
+        return None if self._sound else "the model's predictions are not finite"
 
     @property
     def depth(self) -> int:
@@ -166,9 +166,7 @@ class ModelWorker:
     def write(self, jobs: Sequence[TextJob]) -> None:
         """Queue texts, all or none."""
         if len(jobs) > self._capacity:
-            raise InputError(
-                f"{len(jobs)} prompts are more than the {self._capacity} that may wait; send fewer at a time"
-            )
+            raise InputError(f"{len(jobs)} prompts exceed the queue limit of {self._capacity}; send fewer per request")
         self._take_in(self._texts, jobs)
 
     def _take_in(self, queue: deque[AnyJob], jobs: Sequence[AnyJob]) -> None:

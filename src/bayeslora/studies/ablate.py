@@ -19,16 +19,15 @@ from typing import Any
 from bayeslora.errors import InputError
 from bayeslora.figures.curves import Curves, curves_figure
 from bayeslora.figures.table import Cell, Row
-from bayeslora.progress import Reporter, Silent
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.saved_config import to_dict
 from bayeslora.studies.ablation import AblationStudy
 from bayeslora.studies.ablation_plan import Jobs, Variant, make_variants, plan_jobs
 from bayeslora.studies.ablations import ABLATIONS, Ablation, find_ablation
 from bayeslora.studies.evaluated import Places
+from bayeslora.studies.execution import Execution
 from bayeslora.studies.layout import finished, make_record, write_study
 from bayeslora.studies.plan import Evaluation, StudyJob
-from bayeslora.studies.pool import Executor
 from bayeslora.studies.question_sections import (
     ABLATION_COLUMNS,
     PARAMETERS,
@@ -39,7 +38,6 @@ from bayeslora.studies.question_sections import (
 from bayeslora.studies.runner import Runner, require_readable
 from bayeslora.studies.study import require_distinct, task_name
 from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ, StudyOutcome, Tables
-from bayeslora.studies.worker import Settings
 from bayeslora.tasks import load_task
 
 
@@ -128,7 +126,7 @@ class _Ablation:
         tables = Tables(self._head(), shown, self._failures, self.ablation.axis)
         record = make_record(
             self.study,
-            self.runner.settings.device,
+            self.runner.execution.device,
             sections,
             self._failures,
             ablation=self.ablation.name,
@@ -180,13 +178,7 @@ def ablate(
     names: Sequence[str],
     study: AblationStudy,
     out: Path,
-    *,
-    data_dir: Path | None = None,
-    device: str = "auto",
-    workers: int = 1,
-    executor: Executor = "local",
-    trust_remote_code: bool = False,
-    report: Reporter | None = None,
+    execution: Execution | None = None,
 ) -> list[StudyOutcome]:
     """Train missing runs of some ablations, and write a table and a figure for each.
 
@@ -194,12 +186,7 @@ def ablate(
         names: names in :data:`bayeslora.studies.ablations.ABLATIONS`.
         study: common settings of all runs.
         out: directory for these and other ablations, which share runs.
-        data_dir: local copies of the benchmarks.
-        device: as for :func:`bayeslora.load_model`.
-        workers: number of parallel processes; 0 starts no runs and shows the finished ones.
-        executor: where runs execute: on this machine, or on a Ray cluster.
-        trust_remote_code: run code from the base model's repository.
-        report: receives progress reports.
+        execution: where and how the runs execute.
     """
     require_distinct("the command", names)
     ablations = [find_ablation(name) for name in names]
@@ -207,14 +194,12 @@ def ablate(
         raise InputError(f"no ablation is named; choose {', '.join(ABLATIONS)}, or all")
     if study.values and len(ablations) > 1:
         raise InputError(f"values is {' '.join(study.values)} and ablations are {' '.join(names)}; give values for one")
-    runner = Runner(
-        Settings(data_dir, device, trust_remote_code=trust_remote_code), workers, executor, report or Silent()
-    )
+    runner = Runner(execution or Execution())
     place = out / task_name(study.task)
     studies = [_study(ablation, study, place, runner) for ablation in ablations]
     for task in (study.task, *study.shift):
-        load_task(task, data_dir)
-    require_readable((study.task, *study.shift), data_dir)
+        load_task(task, runner.execution.data_dir)
+    require_readable((study.task, *study.shift), runner.execution.data_dir)
     with RunDirectory(place).locked():
         with runner:
             runner.run(list({job.path: job for it in studies for job in it.jobs.values()}.values()))

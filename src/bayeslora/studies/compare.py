@@ -23,20 +23,18 @@ from bayeslora.figures import reliability_figure, scatter_figure
 from bayeslora.figures.table import Column
 from bayeslora.methods import find_method
 from bayeslora.predict.tokens.predictor import UNCERTAIN
-from bayeslora.progress import Reporter, Silent
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.studies.comparison import Comparison
 from bayeslora.studies.evaluated import Places, pooled
+from bayeslora.studies.execution import Execution
 from bayeslora.studies.layout import finished, make_record, write_study
 from bayeslora.studies.plan import Evaluation, plan
-from bayeslora.studies.pool import Executor
 from bayeslora.studies.question_sections import QuestionSection, is_shift, question_section, shift_section
 from bayeslora.studies.runner import Runner, require_readable
 from bayeslora.studies.search import Search, trials_of
 from bayeslora.studies.study import task_name
 from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ, StudyOutcome, Tables
 from bayeslora.studies.token_sections import PROBLEM_COLUMNS, TEXT_COLUMNS, TokenSection, token_sections
-from bayeslora.studies.worker import Settings
 from bayeslora.tasks import Task, find_task
 
 Wanted = Mapping[tuple[str, str, int], Path]
@@ -62,7 +60,7 @@ class _Comparison:
         tokens: dict[str, TokenSection] = {}
         for task in self.study.tasks:
             title, places = task_name(task), self._done(task, wanted)
-            found = find_task(task, self.runner.settings.data_dir)
+            found = find_task(task, self.runner.execution.data_dir)
             if isinstance(found, Task):
                 questions[title] = question_section(title, places)
             else:
@@ -70,10 +68,10 @@ class _Comparison:
         for (task, other), shift in shifts.items():
             title, own = f"{task_name(task)} → {task_name(other)}", self._done(task, wanted)
             places = self._shifted(own, shift)
-            found = find_task(other, self.runner.settings.data_dir)
+            found = find_task(other, self.runner.execution.data_dir)
             if not isinstance(found, Task):
                 tokens |= token_sections(title, found, places, places.get("lora", {}))
-            elif isinstance(find_task(task, self.runner.settings.data_dir), Task):
+            elif isinstance(find_task(task, self.runner.execution.data_dir), Task):
                 questions[title] = shift_section(title, places, own)
             else:
                 questions[title] = question_section(title, places)
@@ -127,7 +125,7 @@ class _Comparison:
         tables = Tables(self._head([section.columns for section in sections.values()]), shown, self.runner.failures)
         references = {title: section.references for title, section in questions.items()}
         record = make_record(
-            self.study, self.runner.settings.device, sections, self.runner.failures, references=references, **rates
+            self.study, self.runner.execution.device, sections, self.runner.failures, references=references, **rates
         )
         outcome = write_study(tables, sections, record, self.out)
         points = {title: {name: row for name, row in it.rows.items() if row} for title, it in questions.items()}
@@ -175,36 +173,23 @@ class _Comparison:
 def compare(
     study: Comparison,
     out: Path,
-    *,
-    data_dir: Path | None = None,
-    device: str = "auto",
-    workers: int = 1,
-    executor: Executor = "local",
-    trust_remote_code: bool = False,
-    report: Reporter | None = None,
+    execution: Execution | None = None,
 ) -> StudyOutcome:
     """Train missing runs, and write tables and figures.
 
     Args:
         study: settings of the comparison.
         out: output directory.
-        data_dir: local copies of the benchmarks.
-        device: as for :func:`bayeslora.load_model`.
-        workers: number of parallel processes; 0 starts no runs and shows the finished ones.
-        executor: where runs execute: on this machine, or on a Ray cluster.
-        trust_remote_code: run code from the base model's repository.
-        report: receives progress reports.
+        execution: where and how the runs execute.
     """
-    runner = Runner(
-        Settings(data_dir, device, trust_remote_code=trust_remote_code), workers, executor, report or Silent()
-    )
+    runner = Runner(execution or Execution())
     for method in study.method_names:
         find_method(method)
-    tasks = {name: find_task(name, data_dir) for name in (*study.tasks, *study.shift)}
+    tasks = {name: find_task(name, runner.execution.data_dir) for name in (*study.tasks, *study.shift)}
     for name in study.tasks:
         if not isinstance(tasks[name], Task):
             _require_learnable(study.method_names, name)
-    require_readable(study.shift, data_dir)
+    require_readable(study.shift, runner.execution.data_dir)
     with RunDirectory(out).locked():
         return _Comparison(study, out, runner).run()
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bayeslora.errors import InputError
-from bayeslora.progress import Reporter, Silent
+from bayeslora.number_checks import check_count
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.saved_config import saved_run, to_dict
 from bayeslora.studies.evaluated import METRICS
+from bayeslora.studies.execution import Execution
 from bayeslora.studies.plan import Job, StudyJob
-from bayeslora.studies.pool import Executor, Workers
-from bayeslora.studies.worker import RunWorker, Settings
+from bayeslora.studies.pool import Workers
+from bayeslora.studies.worker import RunWorker
 from bayeslora.tasks import Task, find_task, require_gold
 
 TOLD = (*METRICS, "cot_nll", "cot_ece")
@@ -25,24 +26,18 @@ class Runner:
     """Executes missing work; a failure does not affect other work. Processes are reused until the block ends.
 
     Attributes:
-        settings: settings of the workers.
-        workers: number of parallel processes; 0 executes nothing and uses finished results.
-        executor: where work executes: on this machine, or on a Ray cluster.
-        report: receives progress reports.
+        execution: where and how; with 0 workers nothing is executed and finished results are used.
         failures: reasons of failed runs and evaluations, by label.
     """
 
-    settings: Settings
-    workers: int = 1
-    executor: Executor = "local"
-    report: Reporter = field(default_factory=Silent)
+    execution: Execution
     failures: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.workers < 0:
-            raise InputError(f"workers is {self.workers}; give at least 1, or 0 to go by what is done")
-        here = RunWorker(self.settings, self.settings.place(self.report))
-        self._workers = Workers(self.settings, self.workers, self.executor, here)
+        check_count("workers", self.execution.workers, least=0)
+        self.report, settings = self.execution.report, self.execution.settings
+        here = RunWorker(settings, settings.place(self.report))
+        self._workers = Workers(settings, self.execution.workers, self.execution.executor, here)
 
     def __enter__(self) -> Runner:
         return self
@@ -56,7 +51,7 @@ class Runner:
         if not work:
             return
         self.report.say(f"{len(work)} {what}, {len(work) - len(missing)} of them done already")
-        if self.workers == 0:
+        if self.execution.workers == 0:
             return
         ended = 0
 

@@ -33,9 +33,10 @@ from bayeslora.runs.config import RunConfig
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.result import RunResult
 from bayeslora.runs.saved_config import to_dict
+from bayeslora.studies.execution import Execution
 from bayeslora.studies.plan import Job, StudyJob
-from bayeslora.studies.pool import Executor, Workers
-from bayeslora.studies.worker import Outage, RunWorker, Settings
+from bayeslora.studies.pool import Workers
+from bayeslora.studies.worker import Outage, RunWorker
 from bayeslora.tasks import load_task
 from bayeslora.train.errors import RunsFailed
 from bayeslora.train.run import train
@@ -69,52 +70,40 @@ class Tuned:
 def tune(
     tuning: Tuning,
     out: Path,
+    execution: Execution | None = None,
     *,
-    data_dir: Path | None = None,
-    device: str = "auto",
-    workers: int = 1,
-    executor: Executor = "local",
-    trust_remote_code: bool = False,
     apply: bool = False,
-    report: Reporter | None = None,
 ) -> Tuned:
     """Run or resume a search, and choose a trial.
 
     Args:
         tuning: settings of the search.
         out: output directory.
-        data_dir: local copies of the benchmarks.
-        device: as for :func:`bayeslora.load_model`.
-        workers: number of parallel processes.
-        executor: where runs execute: on this machine, or on a Ray cluster.
-        trust_remote_code: run code from the base model's repository.
+        execution: where and how the runs execute.
         apply: train the chosen run and evaluate it on the test split.
-        report: receives progress reports.
     """
+    execution = execution or Execution()
     if importlib.util.find_spec("botorch") is None:
         raise InputError("tuning needs BoTorch, which is not installed; run: pip install botorch")
-    check_count("workers", workers)
+    check_count("workers", execution.workers)
     if out.exists() and not out.is_dir():
         raise InputError(f"{out}: is a file; choose a directory")
-    load_task(tuning.run.task, data_dir)
+    load_task(tuning.run.task, execution.data_dir)
     space = Space(tuning.axes, replace(tuning.run, report_split="validation"))
     open_log(out / "trials.json", to_dict(tuning))  # refuse another search before writing anything
-    settings = Settings(data_dir, device, trust_remote_code=trust_remote_code)
-    place = settings.place(report)
+    settings, report = execution.settings, execution.report
     if any(axis.name == "weight_decay" for axis in tuning.axes) and not _decays(tuning.run):
-        place.report.say(
-            f"note: method {tuning.run.method!r} has no point estimates here, so weight_decay changes nothing"
-        )
+        report.say(f"note: method {tuning.run.method!r} has no point estimates here, so weight_decay changes nothing")
     with RunDirectory(out).locked():
         log = open_log(out / "trials.json", to_dict(tuning))
-        here = RunWorker(settings, place)
-        search = _Search(tuning, space, out, log, here, place.report)
-        with Workers(settings, workers, executor, here) as crew:
+        here = RunWorker(settings, settings.place(report))
+        search = _Search(tuning, space, out, log, here, report)
+        with Workers(settings, execution.workers, execution.executor, here) as crew:
             outcome = search.run(crew)
-        write_outcome(outcome, space, out, resolve_device(device))
+        write_outcome(outcome, space, out, resolve_device(execution.device))
         config, applied = chosen_run(outcome, space), None
         if apply and config is not None:
-            place.report.say("the chosen run, for the test split:")
+            report.say("the chosen run, for the test split:")
             chosen = RunDirectory(out / "chosen")  # may differ from an earlier choice if the search was extended
             stale = chosen.config.exists() and chosen.read_config() != to_dict(config)
             applied = search.train(config, chosen.path, force=stale)
