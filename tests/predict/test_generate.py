@@ -288,10 +288,10 @@ def test_nothing_is_left_behind(monkeypatch):
     "settings, message",
     [
         ({"max_new_tokens": 0}, "max_new_tokens is 0; give a whole number of at least 1"),
-        ({"temperature": -1.0}, "temperature is -1.0; give 0 for the most probable token, or more"),
+        ({"temperature": -1.0}, "temperature is -1.0; give a finite number of at least 0"),
         ({"temperature": math.nan}, "temperature is nan"),
         ({"top_p": 0.0}, "top_p is 0.0; give a finite number above 0 and of at most 1"),
-        ({"top_k": -1}, "top_k is -1; give 0 for all tokens, or more"),
+        ({"top_k": -1}, "top_k is -1; give a whole number of at least 0"),
         ({"stop": ("a", "")}, "stop holds an empty text"),
     ],
 )
