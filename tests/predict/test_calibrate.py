@@ -325,7 +325,7 @@ def test_exactly_one_target_is_needed(targets):
 )
 def test_targets_are_shares(targets):
     (name,) = targets
-    with pytest.raises(InputError, match=f"{name} is .*; give a number"):
+    with pytest.raises(InputError, match=f"{name} is .*; give a finite number .* of at most 1"):
         choose_threshold([[0.5, 0.5]], [0], **targets)
 
 
