@@ -47,6 +47,7 @@ def test_the_least_and_the_most_a_line_can_say() -> None:
         ({"answer": " blue "}, 2),
         ({"answer": 0}, 0),
         ({"answer": 2}, 2),
+        ({"answer": "2"}, 2),
         ({"answer": None}, None),
         ({"labels": ["1", "2", "3"], "answer": "1"}, 0),
         ({"labels": ["0", "1", "2"], "answer": 1}, 1),
@@ -66,6 +67,7 @@ ERRORS: list[tuple[Any, str]] = [
     ),
     (Q | {"answer": 3}, "answer is not among the choices: 3; give one of A, B, C, an index from 0 to 2"),
     (Q | {"answer": -1}, "answer is not among the choices: -1"),
+    (Q | {"answer": "3"}, "answer is not among the choices: '3'"),
     (Q | {"answer": True}, "answer is no label, index or text: True"),
     (Q | {"answer": 1.0}, "answer is no label, index or text: 1.0"),
     (Q | {"answer": ["A"]}, "answer is no label, index or text: ['A']"),
@@ -138,7 +140,7 @@ def test_a_directory_has_splits(tmp_path: Path) -> None:
     assert task.load("train").counts == {"duplicate": 1, "empty choice": 1, "no choices": 1}
     assert len(task.test) == 2
     assert failure(lambda: task.validation) == (
-        f"{tmp_path}: has no validation.jsonl (or .jsonl.gz); add it, or use another split"
+        f"{tmp_path}: has no validation.jsonl (or .csv, .parquet); add it, or use another split"
     )
 
 
@@ -158,17 +160,17 @@ def test_answers_may_be_missing_until_they_are_needed(tmp_path: Path) -> None:
 
 
 def test_paths_that_cannot_be_read(tmp_path: Path) -> None:
-    missing = "no such file or directory; pass a file of JSON lines or a directory with splits"
+    missing = "no such file or directory; pass a file of rows or a directory with splits"
     assert failure(lambda: load_task(tmp_path / "no.jsonl")) == f"{tmp_path}/no.jsonl: {missing}"
     assert failure(lambda: load_task(f"{tmp_path}/no/thing")) == f"{tmp_path}/no/thing: {missing}"
     assert failure(lambda: read_items(tmp_path)) == f"{tmp_path}: {missing}"
-    (tmp_path / "x.csv").touch()
-    assert failure(lambda: load_task(tmp_path / "x.csv")) == (
-        f"{tmp_path}/x.csv: is not named .jsonl.gz or .jsonl; pass a file of JSON lines with such a name"
+    (tmp_path / "x.xls").touch()
+    assert failure(lambda: load_task(tmp_path / "x.xls")) == (
+        f"{tmp_path}/x.xls: is not named .jsonl.gz, .jsonl, .csv.gz, .csv, .parquet; pass a file of rows with such a name"
     )
     (tmp_path / "empty").mkdir()
     assert failure(lambda: load_task(tmp_path / "empty")) == (
-        f"{tmp_path}/empty: holds none of train.jsonl, validation.jsonl, test.jsonl (or .jsonl.gz); add them, or pass a file"
+        f"{tmp_path}/empty: holds none of train.jsonl, validation.jsonl, test.jsonl (or .csv, .parquet); add them, or pass a file"
     )
 
 

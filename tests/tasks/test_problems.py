@@ -131,7 +131,9 @@ def test_only_lessons_have_an_end_and_a_greatest_length() -> None:
     assert [text.id for text in task.encode("test", made, 10)] == ["p", "long"]
     assert END not in made.decode(task.encode("test", made, 10)[0].target_ids)
     limit = len(encode_problem(SUM, made)) + 1
-    [lesson] = task.encode_lessons("train", made, limit)
+    found = task.encode_lessons("train", made, limit)
+    [lesson] = found.texts
+    assert found.left_out == {f"longer than {limit} tokens": 1} and found.truncated == 0
     assert made.decode(lesson.target_ids) == SUM.solution + END
     assert failure(lambda: task.encode_lessons("train", made, 10)) == (
         "own train: no problem with its solution fits into 10 tokens; use a larger --max-tokens"

@@ -84,10 +84,10 @@ class Predict(OfDraws):
         from bayeslora.runs.answer_file import AnswerFile
         from bayeslora.runs.batch import CHUNK, answer_file
         from bayeslora.runs.directory import RunDirectory
-        from bayeslora.tasks.file import check_file
+        from bayeslora.tasks.tables import check_table
 
         source = source.expanduser()
-        check_file(source)
+        check_table(source)
         if self.output is None:
             with self._ready() as trained:
                 done, failed = _print_answers(answer_file(trained, source, self.level))

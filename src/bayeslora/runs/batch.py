@@ -5,7 +5,7 @@ A line that cannot be answered does not affect others: its answer contains the e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,7 +15,8 @@ from bayeslora.errors import InputError
 from bayeslora.runs.trained import TrainedModel
 from bayeslora.tasks import Item, encode_items
 from bayeslora.tasks.file import question_item
-from bayeslora.tasks.sources import parse_object, read_lines
+from bayeslora.tasks.sources import SUFFIXES, parse_object, read_lines
+from bayeslora.tasks.tables import read_table
 
 CHUNK = 256
 """Lines per chunk, which are answered together, sorted by length."""
@@ -32,7 +33,7 @@ class Line:
 
 def answer_file(trained: TrainedModel, source: Path, level: float, skip: int = 0) -> Iterator[dict[str, Any]]:
     """Yield a JSON-compatible answer for every non-blank line after the first ``skip``."""
-    lines = (_read(number, text, source, trained) for number, text in islice(read_lines(source), skip, None))
+    lines = (_read(number, values, source, trained) for number, values in islice(_values(source), skip, None))
     while chunk := list(islice(lines, CHUNK)):
         asked = [line.item for line in chunk if line.item is not None]
         answers = iter(trained.answers(trained.predict(asked), level) if asked else ())
@@ -43,10 +44,17 @@ def answer_file(trained: TrainedModel, source: Path, level: float, skip: int = 0
                 yield {"line": line.number, "id": line.item.id, **asdict(next(answers))}
 
 
-def _read(number: int, text: str, source: Path, trained: TrainedModel) -> Line:
+def _values(source: Path) -> Iterator[tuple[int, str | Mapping[str, Any]]]:
+    """Numbers and contents of the rows: lines of JSON as text, rows of a table as values."""
+    if source.name.endswith(SUFFIXES):
+        return read_lines(source)
+    return ((number, row.values) for number, row in enumerate(read_table(source), 1))
+
+
+def _read(number: int, values: str | Mapping[str, Any], source: Path, trained: TrainedModel) -> Line:
     data, origin = trained.config.data, f"{source}, line {number}"
     try:
-        item = question_item(parse_object(text, origin))
+        item = question_item(parse_object(values, origin) if isinstance(values, str) else values)
         encode_items([item], trained.loaded.tokenizer, data.scoring, data.max_tokens)
     except InputError as error:
         return Line(number, error=f"{origin}: {str(error).removeprefix(f'{origin}: ')}")

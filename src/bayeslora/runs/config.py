@@ -19,6 +19,7 @@ from bayeslora.number_checks import check_count, check_number
 
 if TYPE_CHECKING:
     from bayeslora.methods import Method
+    from bayeslora.tasks.own import OwnFormat
 
 Schedule = Literal["linear", "cosine", "cyclic", "multistep", "constant"]
 
@@ -58,12 +59,29 @@ class DataConfig:
     is split into, and of the longest problem with its solution used in training."""
     max_train: int | None = None
     """Use only this many training questions (blocks of text, problems), chosen at random, the same for every seed."""
+    columns: Annotated[Mapping[str, str], _Pairs] = field(default_factory=dict)
+    """What your own data call the fields that tasks have, such as question=query answer=target."""
+    dataset_config: str | None = None
+    """Configuration of a data set of the hub."""
+    dataset_splits: Annotated[Mapping[str, str], _Pairs] = field(default_factory=dict)
+    """What a data set calls its splits, such as train=train_sft test=test_sft."""
 
     def __post_init__(self) -> None:
         _check_choices(self)
         check_count("max_tokens", self.max_tokens, least=2)
         if self.max_train is not None:
             check_count("max_train", self.max_train)
+        self.own_format()
+
+    def own_format(self) -> OwnFormat:
+        """How own data differ from what is expected."""
+        from bayeslora.tasks.own import OwnFormat
+
+        return OwnFormat(
+            {name: str(column) for name, column in self.columns.items()},
+            self.dataset_config,
+            {name: str(split) for name, split in self.dataset_splits.items()},
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,8 +256,9 @@ class RunConfig:
     model: str
     """smollm2, a directory, or a hub id such as org/model."""
     task: str
-    """A task (see bayeslora tasks), or the path of your own data: questions as JSON lines, plain text as .txt, or a
-    directory of splits."""
+    """A task (see bayeslora tasks), or your own data: a file (.jsonl, .csv, .parquet, or .txt for plain text), a directory of
+    splits, or a data set of the hub such as org/name. Its fields say what is learnt: messages; prompt and completion;
+    question and choices; text and label; question and answer; text."""
     method: str = "bayesian-lora"
     """Method (see bayeslora methods)."""
     preset: str = "default"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 from bayeslora.errors import InputError
 from bayeslora.runs.directory import RunDirectory
@@ -69,7 +70,7 @@ def evaluate(
 
 
 def _evaluate(
-    trained: TrainedModel, task: Task | TokenTask, split: str, out: Path | None, reference: Path | None
+    trained: TrainedModel, task: Task | TokenTask[Any], split: str, out: Path | None, reference: Path | None
 ) -> tuple[EvaluatedSplit, dict[str, int]]:
     """Metrics, and the number of questions or tokens they are computed on."""
     if isinstance(task, Task):
@@ -83,7 +84,7 @@ def _evaluate(
     texts = task.encode(split, trained.loaded.tokenizer, trained.config.data.max_tokens)
     evaluator = TokenEvaluator(trained.config, trained.model, trained.loaded, trained.token_predictor(), trained.report)
     evaluated = evaluator(task, split, texts, None if out is None else RunDirectory(out), reference)
-    return evaluated, {"texts": len(texts), "tokens": sum(len(text.target_ids) for text in texts)}
+    return evaluated, {"texts": len(texts), "tokens": sum(text.terms for text in texts)}
 
 
 def require_free(out: Path, *, force: bool) -> None:

@@ -93,7 +93,7 @@ class TokenEvaluator:
 
     def __call__(
         self,
-        task: TokenTask,
+        task: TokenTask[Any],
         split: str,
         texts: Sequence[EncodedText],
         directory: RunDirectory | None,
@@ -162,7 +162,7 @@ def read_reference(path: Path, split: str) -> TokenPredictions:
     return read_token_predictions(directory.tokens(split))
 
 
-def require_evaluable(config: RunConfig, task: TokenTask, samples: int) -> None:
+def require_evaluable(config: RunConfig, task: TokenTask[Any], samples: int) -> None:
     """Refuse early what would fail at the end: solutions that could not be generated or checked."""
     if not isinstance(task, ProblemTask) or config.prediction.solutions == 0:
         return

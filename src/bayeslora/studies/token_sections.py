@@ -44,7 +44,9 @@ class TokenSection:
     record: dict[str, Any]
 
 
-def token_sections(title: str, task: TokenTask, places: Places, loras: Mapping[int, Path]) -> dict[str, TokenSection]:
+def token_sections(
+    title: str, task: TokenTask[Any], places: Places, loras: Mapping[int, Path]
+) -> dict[str, TokenSection]:
     """Parts by title: one for problems, and for text one for each split that the results have.
 
     Args:

@@ -1,4 +1,5 @@
-"""Tasks: questions with options, running text, problems with solutions; from public benchmarks, own files, or a seed.
+"""Tasks: questions with options or free answers, texts to classify, conversations, running text, problems with solutions;
+from public benchmarks, own files, the hub, or a seed.
 
 Example:
     >>> task = load_task("urns")
@@ -7,21 +8,26 @@ Example:
     True
 """
 
+from bayeslora.tasks.answers import AnswerTask, FreeQuestion
 from bayeslora.tasks.base import SPLITS, Item, Prompt, Split, SplitName, Task, require_gold
 from bayeslora.tasks.encode import EncodedItem, Questions, Scoring, continuations, encode_item, encode_items
-from bayeslora.tasks.file import file_task, make_item, read_items
+from bayeslora.tasks.file import make_item, read_items
+from bayeslora.tasks.own import OwnFormat
 from bayeslora.tasks.problems import Problem, ProblemTask
-from bayeslora.tasks.registry import TASKS, TokenTask, find_task, load_task
+from bayeslora.tasks.registry import TASKS, find_task, load_task
 from bayeslora.tasks.text import TextTask
-from bayeslora.tasks.tokens import EncodedText
+from bayeslora.tasks.tokens import EncodedText, TokenTask
 from bayeslora.tasks.urns import distance_to_truth, make_urns, truth_entropy, urns_task
 
 __all__ = [
     "SPLITS",
     "TASKS",
+    "AnswerTask",
     "EncodedItem",
     "EncodedText",
+    "FreeQuestion",
     "Item",
+    "OwnFormat",
     "Problem",
     "ProblemTask",
     "Prompt",
@@ -36,7 +42,6 @@ __all__ = [
     "distance_to_truth",
     "encode_item",
     "encode_items",
-    "file_task",
     "find_task",
     "load_task",
     "make_item",

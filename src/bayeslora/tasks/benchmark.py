@@ -31,7 +31,7 @@ class Benchmark:
 
     name: str
     description: str
-    read: Reader
+    read: Reader[Item]
     hub_row: HubRow
     train: Source | None
     validation: Source | None

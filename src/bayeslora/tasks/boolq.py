@@ -15,7 +15,7 @@ YES_NO = ("Yes", "No")
 LABELS = ("A", "B")
 
 
-def read_boolq(values: Mapping[str, Any]) -> Candidate:
+def read_boolq(values: Mapping[str, Any]) -> Candidate[Item]:
     """A row ``{"id", "passage", "question", "answer": true or false}``."""
     passage, question = text_field(values, "passage"), text_field(values, "question")
     answer = values.get("answer")

@@ -9,7 +9,7 @@ from bayeslora.tasks.base import Item, Prompt
 from bayeslora.tasks.rows import Candidate, Malformed, checked_text, row_id, text_field
 
 
-def read_choices(values: Mapping[str, Any]) -> Candidate:
+def read_choices(values: Mapping[str, Any]) -> Candidate[Item]:
     """A row ``{"id", "question", "choices", "labels", "answer"}`` whose answer is a label."""
     labels = text_list(values, "labels")
     answer = text_field(values, "answer")
@@ -22,7 +22,7 @@ def read_choices(values: Mapping[str, Any]) -> Candidate:
 
 def choice_candidate(
     name: str, question: str, choices: Sequence[str], labels: Sequence[str], gold: int | None, passage: str = ""
-) -> Candidate:
+) -> Candidate[Item]:
     """The item of a question whose choices are listed in the prompt, with its flaw, if any."""
     if not choices:
         raise Malformed("no choices")

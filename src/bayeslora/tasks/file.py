@@ -1,16 +1,13 @@
-"""Your own questions: a file of JSON lines, or a directory with one file per split.
+"""Your own questions with options, as rows of a file. Where the rows come from is the affair of :mod:`bayeslora.tasks.own`.
 
-A line is ``{"question": ..., "choices": [...]}`` with any of
+A row is ``{"question": ..., "choices": [...]}`` with any of
 
 - ``answer``: a label, the index of a choice (from 0), or a choice's text; leave it out if it is not known;
 - ``labels``: one per choice, by default ``A``, ``B``, ``C``, ...;
 - ``passage``: a text the question refers to, which is truncated from the left if it is too long;
-- ``id``: a name for predictions, by default a digest of the line.
+- ``id``: a name for predictions, by default a digest of the row.
 
-A directory holds ``train.jsonl``, ``validation.jsonl`` and ``test.jsonl`` (or ``.jsonl.gz``), or those of them that are
-used. A single file is divided into 60 % train, 20 % validation and 20 % test by a fixed hash of the text, so neither
-order nor repeated lines leak from one part into another. As it is evaluation data too, a malformed line is an error;
-:func:`read_items` reads all of it undivided, for prediction.
+:func:`read_items` reads all rows undivided, for prediction.
 """
 
 from __future__ import annotations
@@ -22,32 +19,23 @@ from pathlib import Path
 from typing import Any
 
 from bayeslora.errors import InputError, did_you_mean
-from bayeslora.tasks.base import Item, Prompt, Split, SplitName, Task
+from bayeslora.tasks.base import Item, Prompt, Split, SplitName
 from bayeslora.tasks.choices import choice_candidate, text_list
-from bayeslora.tasks.rows import Candidate, Malformed, clean, content_key, divide, normalise, row_id, text_field
-from bayeslora.tasks.sources import SUFFIXES, find_file, read_json_lines
+from bayeslora.tasks.rows import Candidate, Malformed, clean, normalise, row_id, text_field
+from bayeslora.tasks.tables import check_table, read_table
 
 FIELDS = ("question", "choices", "answer", "labels", "passage", "id")
 SHARES: dict[SplitName, float] = {"train": 0.6, "validation": 0.2, "test": 0.2}
 
 
-def file_task(path: Path) -> Task:
-    """The task of a file or a directory, which must exist; its lines are read when a split is loaded."""
-    path = path.expanduser()
-    if path.is_dir():
-        if not any(find_file(path / split) for split in SHARES):
-            names = ", ".join(f"{split}.jsonl" for split in SHARES)
-            raise InputError(f"{path}: holds none of {names} (or .jsonl.gz); add them, or pass a file")
-        return Task(str(path), f"own questions in {path}", lambda split: _read_part(path, split))
-    check_file(path)
-    return Task(str(path), f"own questions in {path}", lambda split: _divide_file(path, split))
-
-
 def read_items(path: Path) -> Split:
     """All lines of a file in their order, with or without answers; a malformed line is an error."""
     path = path.expanduser()
-    check_file(path)
-    return _read(path, drop=False)
+    check_table(path)
+    split = clean(read_table(path), read_own, str(path), drop=False)
+    if not split.items:
+        raise InputError(f"{path}: has no questions that can be used; give one JSON object per line")
+    return split
 
 
 def make_item(question: str, choices: Sequence[str], passage: str = "", *, bare: bool = False) -> Item:
@@ -75,7 +63,7 @@ def question_item(values: Mapping[str, Any]) -> Item:
     return candidate.item
 
 
-def read_own(values: Mapping[str, Any]) -> Candidate:
+def read_own(values: Mapping[str, Any]) -> Candidate[Item]:
     """Read a line in the format described above."""
     _check_fields(values)
     choices = text_list(values, "choices")
@@ -84,42 +72,6 @@ def read_own(values: Mapping[str, Any]) -> Candidate:
     gold = None if answer is None else _gold(answer, choices, labels)
     passage = text_field(values, "passage") if values.get("passage") is not None else ""
     return choice_candidate(row_id(values), text_field(values, "question"), choices, labels, gold, passage)
-
-
-def check_file(path: Path) -> None:
-    """Refuse a path whose name is not that of a JSON lines file."""
-    if not path.is_file():
-        raise InputError(f"{path}: no such file or directory; pass a file of JSON lines or a directory with splits")
-    if not path.name.endswith(SUFFIXES):
-        raise InputError(f"{path}: is not named {' or '.join(SUFFIXES)}; pass a file of JSON lines with such a name")
-
-
-def _read(path: Path, *, drop: bool) -> Split:
-    split = clean(read_json_lines(path), read_own, str(path), drop=drop)
-    if not split.items:
-        raise InputError(f"{path}: has no questions that can be used; give one JSON object per line")
-    return split
-
-
-def _read_part(directory: Path, split: SplitName) -> Split:
-    path = find_file(directory / split)
-    if path is None:
-        raise InputError(f"{directory}: has no {split}.jsonl (or .jsonl.gz); add it, or use another split")
-    return _read(path, drop=split == "train")
-
-
-def _divide_file(path: Path, split: SplitName) -> Split:
-    rows = read_json_lines(path)
-    items = clean(rows, read_own, str(path), drop=False).items
-    pairs = list(zip(rows, items, strict=True))
-    parts = dict(zip(SHARES, divide(pairs, list(SHARES.values()), lambda pair: content_key(pair[1])), strict=True))
-    part = clean((row for row, _ in parts[split]), read_own, f"{path} {split}", drop=split == "train")
-    if not part.items:
-        raise InputError(
-            f"{path}: {len(rows)} questions are too few to divide, {split} would be empty; "
-            "give at least 5 different ones, or a directory with one file per split"
-        )
-    return part
 
 
 def _check_fields(values: Mapping[str, Any]) -> None:
@@ -150,6 +102,8 @@ def _gold(answer: Any, choices: Sequence[str], labels: Sequence[str]) -> int:
     meant = {index for index, names in enumerate(zip(labels, choices, strict=False)) if text in names}
     if isinstance(answer, int):
         meant = {index for index in meant if labels[index] == text} | ({answer} & set(range(len(choices))))
+    elif not meant and text.isdecimal():  # tables have all values as text
+        meant = {int(text)} & set(range(len(choices)))
     if not meant:
         allowed = f"one of {', '.join(labels)}, an index from 0 to {len(choices) - 1}, or the text of a choice"
         raise Malformed("answer is not among the choices", f"{answer!r}; give {allowed}")

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bayeslora.errors import InputError
-from bayeslora.tasks.base import SplitName, Splits
+from bayeslora.tasks.base import SplitName
 from bayeslora.tasks.benchmark import HELD_OUT
 from bayeslora.tasks.boxed import boxed_answer
 from bayeslora.tasks.encode import beginning_ids, continuation_ids, plain_ids
 from bayeslora.tasks.rows import divide
 from bayeslora.tasks.sources import HubPlace, HubRow, Source, check_data_dir, read_source
-from bayeslora.tasks.tokens import EncodedText
+from bayeslora.tasks.tokens import EncodedText, Lessons, TokenTask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,24 +48,25 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class ProblemTask(Splits[tuple[Problem, ...]]):
+class ProblemTask(TokenTask[tuple[Problem, ...]]):
     """A named set of problems."""
 
     def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[EncodedText]:
         """Encode problems as prompts and solutions as targets, all of them whole, regardless of ``max_tokens``."""
         return [encode_problem(problem, tokenizer) for problem in self.load(split)]
 
-    def encode_lessons(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[EncodedText]:
+    def encode_lessons(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Lessons:
         """Encode for training: without those longer than ``max_tokens``, and with the end token, so that the model learns to
         stop."""
         ending = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
-        lessons = (encode_problem(problem, tokenizer, ending) for problem in self.load(split))
+        lessons = [encode_problem(problem, tokenizer, ending) for problem in self.load(split)]
         kept = [lesson for lesson in lessons if len(lesson) <= max_tokens]
         if not kept:
             raise InputError(
                 f"{self.name} {split}: no problem with its solution fits into {max_tokens} tokens; use a larger --max-tokens"
             )
-        return kept
+        left_out = len(lessons) - len(kept)
+        return Lessons(kept, {f"longer than {max_tokens} tokens": left_out} if left_out else {})
 
 
 def ask(problem: Problem, tokenizer: PreTrainedTokenizerBase) -> str | Messages:

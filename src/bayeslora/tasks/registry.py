@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from bayeslora.errors import InputError, did_you_mean
 from bayeslora.tasks import arc, boolq, mmlu, openbookqa, problems, text, winogrande
 from bayeslora.tasks.base import Task
-from bayeslora.tasks.file import file_task
-from bayeslora.tasks.problems import ProblemTask
-from bayeslora.tasks.sources import SUFFIXES
-from bayeslora.tasks.text import TextTask
+from bayeslora.tasks.own import OwnFormat, file_rows, hub_rows, own_task
+from bayeslora.tasks.tables import TABLES
+from bayeslora.tasks.tokens import TokenTask
 from bayeslora.tasks.urns import NAME as URNS
 from bayeslora.tasks.urns import urns_task
 
-TokenTask = TextTask | ProblemTask
-"""Tasks that predict every token instead of an option."""
-
-TaskFactory = Callable[[Path | None], Task | TokenTask]
+TaskFactory = Callable[[Path | None], Task | TokenTask[Any]]
 
 TASKS: dict[str, TaskFactory] = {
     **{
@@ -34,26 +32,34 @@ TASKS: dict[str, TaskFactory] = {
 """Task factories by name, given a data directory, or ``None`` for the hub. Nothing is read before a split is loaded."""
 
 
-def find_task(name_or_path: str | Path, data_dir: str | Path | None = None) -> Task | TokenTask:
-    """A task of any kind by name, or own data by path (``./boolq`` if a directory has a task's name).
+def find_task(
+    name_or_path: str | Path, data_dir: str | Path | None = None, how: OwnFormat | None = None
+) -> Task | TokenTask[Any]:
+    """A task of any kind by name, or own data by path (``./boolq`` if a directory has a task's name) or hub id.
 
-    ``data_dir`` holds local copies of the benchmarks; without it they are read from the hub.
+    Args:
+        name_or_path: a name in :data:`TASKS`, a path, or a data set of the hub, ``org/name``.
+        data_dir: local copies of the benchmarks; without it they are read from the hub.
+        how: what own data call their fields and splits.
     """
     name = str(name_or_path)
     if name in TASKS:
         return TASKS[name](None if data_dir is None else Path(data_dir))
     path = Path(name).expanduser()
     if name and (_looks_like_path(name) or path.exists()):
-        return text.text_task(path) if text.is_text(path) else file_task(path)
+        return text.text_task(path) if text.is_text(path) else own_task(file_rows(path, how or OwnFormat()))
+    if _HUB_ID.fullmatch(name):
+        return own_task(hub_rows(name, how or OwnFormat()))
     hint = did_you_mean(name, TASKS)
     raise InputError(
-        f"unknown task {name!r}{hint}; choose {', '.join(TASKS)}, or pass a file of JSON lines or of plain text"
+        f"unknown task {name!r}{hint}; choose {', '.join(TASKS)}, or pass a file of rows (.jsonl, .csv, .parquet), of plain text "
+        "(.txt), or a data set of the hub (org/name)"
     )
 
 
-def load_task(name_or_path: str | Path, data_dir: str | Path | None = None) -> Task:
+def load_task(name_or_path: str | Path, data_dir: str | Path | None = None, how: OwnFormat | None = None) -> Task:
     """A task of questions with options; others are refused (see :func:`find_task`)."""
-    task = find_task(name_or_path, data_dir)
+    task = find_task(name_or_path, data_dir, how)
     if not isinstance(task, Task):
         raise InputError(
             f"task {task.name!r} has no questions with options, which are needed here; choose another task"
@@ -62,4 +68,9 @@ def load_task(name_or_path: str | Path, data_dir: str | Path | None = None) -> T
 
 
 def _looks_like_path(name: str) -> bool:
-    return name.endswith((*SUFFIXES, *text.SUFFIXES)) or name.startswith((".", "~")) or os.sep in name
+    if name.endswith((*TABLES, *text.SUFFIXES)) or name.startswith((".", "~", os.sep)):
+        return True
+    return os.sep in name and not _HUB_ID.fullmatch(name)
+
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")

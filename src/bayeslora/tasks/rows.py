@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from bayeslora.errors import InputError
 from bayeslora.tasks.base import Item, Split
@@ -48,10 +48,10 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Generic[T]):
     """An item read from a row, with the flaw that excludes it from training data, if any."""
 
-    item: Item
+    item: T
     flaw: str | None = None
 
 
@@ -63,7 +63,7 @@ class Malformed(Exception):
         self.reason = reason
 
 
-Reader = Callable[[Mapping[str, Any]], Candidate]
+Reader = Callable[[Mapping[str, Any]], Candidate[T]]
 """Converts a row to an item, or raises :class:`Malformed`."""
 
 
@@ -91,10 +91,11 @@ def checked_text(value: Any, name: str) -> str:
     """The normalised text of a value that must be a string of whole characters."""
     if not isinstance(value, str):
         raise Malformed(f"{name} is no text", repr(value)[:60])
-    return normalise(_whole_characters(value, name))
+    return normalise(whole_characters(value, name))
 
 
-def _whole_characters(text: str, name: str) -> str:
+def whole_characters(text: str, name: str) -> str:
+    """A text, refused if it holds half a character (a lone surrogate)."""
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise Malformed(f"{name} is no valid Unicode", ascii(text)[:60])
     return text
@@ -103,18 +104,25 @@ def _whole_characters(text: str, name: str) -> str:
 def row_id(values: Mapping[str, Any]) -> str:
     """The row's id, or a digest of its fields, which does not depend on the row's position."""
     given = values.get("id")
-    return _whole_characters(str(given), "id") if given not in (None, "") else digest(repr(sorted(values.items())))[:12]
+    return whole_characters(str(given), "id") if given not in (None, "") else digest(repr(sorted(values.items())))[:12]
 
 
-def clean(rows: Iterable[Row], read: Reader, where: str, *, drop: bool) -> Split:
-    """Items of all rows.
+def clean(rows: Iterable[Row], read: Reader[Item], where: str, *, drop: bool) -> Split:
+    """The questions of all rows; see :func:`clean_rows`."""
+    return Split(*clean_rows(rows, read, content_key, where, drop=drop))
+
+
+def clean_rows(
+    rows: Iterable[Row], read: Reader[T], key: Callable[[T], str], where: str, *, drop: bool
+) -> tuple[tuple[T, ...], dict[str, int]]:
+    """Items of all rows, and how many rows were left out by reason.
 
     With ``drop`` (training data) malformed, flawed and repeated rows are left out; without it a row that cannot be
-    represented is an error. ``where`` names the data in the log.
+    represented is an error. Rows of equal keys repeat each other. ``where`` names the data in the log.
     """
-    items: list[Item] = []
+    items: list[T] = []
     counts: Counter[str] = Counter()
-    seen: set[tuple[object, ...]] = set()
+    seen: set[str] = set()
     for row in rows:
         try:
             candidate = read(row.values)
@@ -123,7 +131,7 @@ def clean(rows: Iterable[Row], read: Reader, where: str, *, drop: bool) -> Split
                 raise InputError(f"{row.origin}: {problem}; correct or remove it") from problem
             counts[problem.reason] += 1
             continue
-        content = (candidate.item.prompt, candidate.item.options)
+        content = key(candidate.item)
         flaw = candidate.flaw or (DUPLICATE if content in seen else None)
         if drop and flaw:
             counts[flaw] += 1
@@ -132,7 +140,7 @@ def clean(rows: Iterable[Row], read: Reader, where: str, *, drop: bool) -> Split
         items.append(candidate.item)
     for reason, count in counts.items():
         logger.warning("%s: left out %d of its rows (%s)", where, count, reason)
-    return Split(tuple(items), dict(counts))
+    return tuple(items), dict(counts)
 
 
 def divide(items: Sequence[T], shares: Sequence[float], key: Callable[[T], str]) -> list[tuple[T, ...]]:

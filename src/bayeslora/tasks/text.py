@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bayeslora.errors import InputError
-from bayeslora.tasks.base import SplitName, Splits
+from bayeslora.tasks.base import SplitName
 from bayeslora.tasks.encode import beginning_ids
 from bayeslora.tasks.file import SHARES
+from bayeslora.tasks.rows import Candidate, Malformed, row_id, whole_characters
 from bayeslora.tasks.sources import HubPlace, Source, all_lines, check_data_dir, find_file, read_source
-from bayeslora.tasks.tokens import EncodedText
+from bayeslora.tasks.tokens import EncodedText, Lessons, TokenTask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,23 +36,66 @@ SOURCES: Mapping[SplitName, Source] = {
 
 
 @dataclass(frozen=True)
-class TextTask(Splits[str]):
+class TextTask(TokenTask[str]):
     """A named text."""
 
     def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[EncodedText]:
         """Blocks of ``max_tokens``; the last one may be shorter."""
         ids = list(tokenizer(self.load(split), add_special_tokens=False, verbose=False).input_ids)
-        blocks = [
-            EncodedText(f"{split}-{number}", prompt, target)
-            for number, (prompt, target) in enumerate(cut_blocks(ids, beginning_ids(tokenizer), max_tokens))
-        ]
-        if not blocks:
-            raise InputError(f"{self.name} {split}: has {len(ids)} tokens, which is too short; give a longer text")
-        return blocks
+        return encode_blocks(f"{self.name} {split}", split, ids, tokenizer, max_tokens)
 
-    def encode_lessons(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[EncodedText]:
+    def encode_lessons(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Lessons:
         """Encode for training: the same blocks."""
-        return self.encode(split, tokenizer, max_tokens)
+        return Lessons(self.encode(split, tokenizer, max_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One of many texts."""
+
+    id: str
+    text: str
+
+
+@dataclass(frozen=True)
+class DocumentTask(TokenTask[tuple[Document, ...]]):
+    """Many texts, packed into blocks one after the other, with the end token between them."""
+
+    def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[EncodedText]:
+        """Blocks of ``max_tokens``; the last one may be shorter."""
+        ending = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+        texts = [document.text for document in self.load(split)]
+        rows = tokenizer(texts, add_special_tokens=False, verbose=False).input_ids
+        ids = [token for row in rows for token in (*row, *ending)]
+        return encode_blocks(f"{self.name} {split}", split, ids, tokenizer, max_tokens)
+
+    def encode_lessons(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Lessons:
+        """Encode for training: the same blocks."""
+        return Lessons(self.encode(split, tokenizer, max_tokens))
+
+
+def read_document(values: Mapping[str, Any]) -> Candidate[Document]:
+    """A row of ``text``, which keeps its line breaks."""
+    if not isinstance(values.get("text"), str):
+        raise Malformed("text is no text" if values.get("text") is not None else "no text")
+    text = whole_characters(values["text"], "text")
+    return Candidate(Document(row_id(values), text), None if text.strip() else "empty text")
+
+
+def document_key(document: Document) -> str:
+    """What a document says."""
+    return document.text
+
+
+def encode_blocks(
+    where: str, split: str, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, max_tokens: int
+) -> list[EncodedText]:
+    """Tokens in blocks of ``max_tokens``."""
+    cut = cut_blocks(ids, beginning_ids(tokenizer), max_tokens)
+    blocks = [EncodedText(f"{split}-{number}", prompt, target) for number, (prompt, target) in enumerate(cut)]
+    if not blocks:
+        raise InputError(f"{where}: has {len(ids)} tokens, which is too short; give a longer text")
+    return blocks
 
 
 def cut_blocks(ids: Sequence[int], beginning: Sequence[int], max_tokens: int) -> Iterator[tuple[list[int], list[int]]]:

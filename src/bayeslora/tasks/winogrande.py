@@ -25,7 +25,7 @@ ANSWERS = ("1", "2")
 LABELS = ("A", "B")
 
 
-def read_winogrande(values: Mapping[str, Any]) -> Candidate:
+def read_winogrande(values: Mapping[str, Any]) -> Candidate[Item]:
     """A row ``{"id", "sentence", "option1", "option2", "answer": "1" or "2"}``."""
     sentence = text_field(values, "sentence")
     before, blank, after = sentence.partition(BLANK)

@@ -101,7 +101,7 @@ class TokenObjective:
 
     def terms(self, example: EncodedText) -> int:
         """One for each token."""
-        return len(example.target_ids)
+        return example.terms
 
 
 def cross_entropy(log_probabilities: Tensor, gold: Tensor, present: Tensor, smoothing: float = 0.0) -> Tensor:

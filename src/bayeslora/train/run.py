@@ -327,7 +327,7 @@ class _Run:
 
 def open_task(config: RunConfig, data_dir: Path | None) -> TaskRunner:
     """Open and read the run's task."""
-    task = find_task(config.task, data_dir)
+    task = find_task(config.task, data_dir, config.data.own_format())
     return QuestionRunner(config, task) if isinstance(task, Task) else TokenRunner(config, task)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
 
-def _require_learnable(config: RunConfig, task: TokenTask) -> None:
+def _require_learnable(config: RunConfig, task: TokenTask[Any]) -> None:
     if find_method(config.method).needs_options:
         raise InputError(
             f"method {config.method!r} is made from questions with options, and task {task.name!r} has none; choose another"
@@ -44,7 +44,7 @@ class TokenRunner(TaskRunner):
         task: its text or problems.
     """
 
-    def __init__(self, config: RunConfig, task: TokenTask) -> None:
+    def __init__(self, config: RunConfig, task: TokenTask[Any]) -> None:
         super().__init__(config)
         self._task = task
         self.writes_as_it_evaluates = isinstance(task, ProblemTask) and config.prediction.solutions != 0
@@ -57,10 +57,8 @@ class TokenRunner(TaskRunner):
         """Tokenise all splits."""
         self._loaded = loaded
         data, tokenizer = self.config.data, loaded.tokenizer
-        lessons = self._task.encode_lessons("train", tokenizer, data.max_tokens)
-        self._lessons = chosen(lessons, data.max_train, "max_train")
-        whole = len(self._task.load("train")) if isinstance(self._task, ProblemTask) else len(lessons)
-        self._left_out = whole - len(lessons)
+        self._found = self._task.encode_lessons("train", tokenizer, data.max_tokens)
+        self._lessons = chosen(self._found.texts, data.max_train, "max_train")
         others = splits_of(self.config)[1:]
         self._texts = {split: self._task.encode(split, tokenizer, data.max_tokens) for split in others}
 
@@ -116,20 +114,24 @@ class TokenRunner(TaskRunner):
 
     def length(self, example: EncodedText) -> int:
         """Number of tokens of a text."""
-        return len(example.prompt_ids) + len(example.target_ids)
+        return len(example)
 
     @property
     def counts(self) -> dict[str, Any]:
         """Sizes of the splits, and how many training texts were left out."""
         parts = {"train": self._lessons, **self._texts}
         counts: dict[str, Any] = {
-            split: {"texts": len(texts), "tokens": sum(len(text.target_ids) for text in texts)}
-            for split, texts in parts.items()
+            split: {"texts": len(texts), "tokens": sum(text.terms for text in texts)} for split, texts in parts.items()
         }
-        if self._left_out:
-            counts["train"]["left_out"] = {f"longer than {self.config.data.max_tokens} tokens": self._left_out}
+        if self._found.left_out:
+            counts["train"]["left_out"] = dict(self._found.left_out)
+        if self._found.truncated:
+            counts["train"]["truncated"] = self._found.truncated
         return counts
 
     def fingerprint(self) -> list[object]:
         """The tokens of the training and validation texts."""
-        return [(text.prompt_ids, text.target_ids) for text in (*self._lessons, *self._texts["validation"])]
+        texts = (*self._lessons, *self._texts["validation"])
+        return [
+            (text.prompt_ids, text.target_ids, *(() if text.counted is None else (text.counted,))) for text in texts
+        ]

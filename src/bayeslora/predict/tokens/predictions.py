@@ -39,7 +39,7 @@ class TokenBatch:
         input_ids: ``[B, T]``.
         attention_mask: ``[B, T]``, 0 for padding.
         targets: ``[B, K]``, the tokens that the last columns predict.
-        counted: ``[B, K]``, which of them are not padding; on the CPU, to avoid synchronisation.
+        counted: ``[B, K]``, which of them count and are not padding; on the CPU, to avoid synchronisation.
         padded: whether anything in ``input_ids`` is padding.
     """
 
@@ -50,7 +50,7 @@ class TokenBatch:
     padded: bool
 
     def places(self) -> tuple[Tensor, Tensor]:
-        """Row and column of every target that is not padding, text by text."""
+        """Row and column of every target that counts, text by text."""
         found = self.counted.nonzero()
         row, column = (torch.from_numpy(index).to(self.targets.device, non_blocking=True) for index in found)
         return row, column
@@ -76,13 +76,15 @@ def batch_texts(texts: Sequence[EncodedText], pad_id: int, device: torch.device)
     kept = max(len(text.target_ids) for text in texts)
     ids = np.full((len(texts), given + kept), pad_id, dtype=np.int64)
     mask = np.zeros_like(ids)
+    counted = np.zeros((len(texts), kept), dtype=bool)
     for row, text in enumerate(texts):
         start, end = given - len(text.prompt_ids), given + len(text.target_ids)
         ids[row, start:end] = [*text.prompt_ids, *text.target_ids]
         mask[row, start:end] = 1
+        counted[row, : len(text.target_ids)] = True if text.counted is None else text.counted
     whole, seen = (torch.from_numpy(array).to(device, non_blocking=True) for array in (ids, mask))
     padded = not mask[:, :-1].all()
-    return TokenBatch(whole[:, :-1], seen[:, :-1], whole[:, given:], mask[:, given:].astype(bool), padded)
+    return TokenBatch(whole[:, :-1], seen[:, :-1], whole[:, given:], counted, padded)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class TokenPredictions:
 
     Attributes:
         scores: of all tokens, text by text.
-        lengths: number of tokens of every text.
+        lengths: number of tokens of every text that count.
         digest: hash of the tokens, to check that other predictions are of the same tokens.
         uncertain: which tokens count as uncertain, if known.
     """
@@ -116,11 +116,11 @@ class TokenPredictor:
         found: list[TokenScores | None] = [None] * len(texts)
         for rows, log_probabilities, labels in self._chunks(texts, advance):
             scores = score_tokens(log_probabilities, labels)
-            ends = np.cumsum([len(texts[row].target_ids) for row in rows])
+            ends = np.cumsum([texts[row].terms for row in rows])
             for row, positions in zip(rows, np.split(np.arange(len(scores)), ends[:-1]), strict=True):
                 found[row] = scores.subset(positions)
         whole = TokenScores.concatenate([scores for scores in found if scores is not None])
-        return TokenPredictions(whole, tuple(len(text.target_ids) for text in texts), tokens_digest(texts))
+        return TokenPredictions(whole, tuple(text.terms for text in texts), tokens_digest(texts))
 
     def fit_temperature(self, texts: Sequence[EncodedText], advance: Advance | None = None) -> float:
         """Fit the temperature of least NLL on these texts, for probabilities averaged over the draws."""

@@ -1,0 +1,236 @@
+"""Conversations and completions to learn from: the loss counts what the assistant says, and nothing else.
+
+A row has ``messages``, or ``prompt`` and ``completion``, as in TRL. Messages are written with the model's chat template. The
+assistant's part of a text begins where a generation prompt ends and includes the end of the turn, so that a model learns to
+stop there. ``prompt`` and ``completion`` may be messages too; as plain texts they follow each other without a template.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from bayeslora.errors import InputError, first_line
+from bayeslora.tasks.encode import beginning_ids, continuation_ids, plain_ids
+from bayeslora.tasks.rows import Candidate, Malformed, row_id, whole_characters
+from bayeslora.tasks.tokens import EncodedText, Lessons, TokenTask
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ROLES = ("system", "user", "assistant", "tool", "developer")
+SHAREGPT = {"human": "user", "gpt": "assistant", "system": "system", "tool": "tool"}
+"""Our names of the roles in ``{"from": ..., "value": ...}``."""
+
+Turn = tuple[str, str]
+"""Role and content of a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages to learn from.
+
+    Attributes:
+        id: of the conversation.
+        turns: its messages.
+        first: index of the first message that may be learnt; those before it are only read.
+    """
+
+    id: str
+    turns: tuple[Turn, ...]
+    first: int = 0
+
+    @property
+    def learnt(self) -> list[int]:
+        """Indices of the assistant's messages that are learnt."""
+        return [k for k, (role, _) in enumerate(self.turns) if role == "assistant" and k >= self.first]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A plain text and how it goes on."""
+
+    id: str
+    prompt: str
+    completion: str
+
+
+Example = Conversation | Completion
+
+
+@dataclass(frozen=True)
+class ConversationTask(TokenTask[tuple[Example, ...]]):
+    """A named set of conversations or completions."""
+
+    def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[EncodedText]:
+        """All of them whole, regardless of ``max_tokens``."""
+        return [text for example in self.load(split) for text in encode_example(example, tokenizer)]
+
+    def encode_lessons(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Lessons:
+        """Texts of at most ``max_tokens``: the end of longer ones is cut off, and those that say nothing to learn before it
+        are left out."""
+        texts, left_out, truncated = [], Counter[str](), 0
+        for whole in self.encode(split, tokenizer, max_tokens):
+            text = truncate(whole, max_tokens)
+            if text.terms == 0:
+                left_out[f"no answer within {max_tokens} tokens"] += 1
+                continue
+            truncated += len(text) < len(whole)
+            texts.append(text)
+        if not texts:
+            raise InputError(
+                f"{self.name} {split}: no example has an answer within {max_tokens} tokens; use a larger --max-tokens"
+            )
+        return Lessons(texts, left_out, truncated)
+
+
+def read_conversation(values: Mapping[str, Any]) -> Candidate[Example]:
+    """A row with ``messages``, in OpenAI's format or in ShareGPT's."""
+    turns = read_messages(values, "messages")
+    if not any(role == "assistant" for role, _ in turns):
+        raise Malformed("messages have no assistant")
+    return Candidate(Conversation(row_id(values), turns))
+
+
+def read_completion(values: Mapping[str, Any]) -> Candidate[Example]:
+    """A row with ``prompt`` and ``completion``, both texts or both lists of messages."""
+    prompt, completion = values.get("prompt"), values.get("completion")
+    if isinstance(prompt, list) and isinstance(completion, list):
+        before, after = read_messages(values, "prompt"), read_messages(values, "completion")
+        if not any(role == "assistant" for role, _ in after):
+            raise Malformed("completion has no assistant")
+        return Candidate(Conversation(row_id(values), (*before, *after), len(before)))
+    if isinstance(prompt, list) and isinstance(completion, str):
+        before = read_messages(values, "prompt")
+        return Candidate(Conversation(row_id(values), (*before, ("assistant", completion)), len(before)))
+    texts = {}
+    for name in ("prompt", "completion"):
+        if not isinstance(values.get(name), str):
+            raise Malformed(f"{name} is no text" if values.get(name) is not None else f"no {name}")
+        texts[name] = whole_characters(values[name], name)
+    flaw = None if texts["completion"].strip() else "empty completion"
+    return Candidate(Completion(row_id(values), texts["prompt"], texts["completion"]), flaw)
+
+
+def read_messages(values: Mapping[str, Any], name: str) -> tuple[Turn, ...]:
+    """A field that is a list of messages."""
+    given = values.get(name)
+    if not isinstance(given, list) or not given:
+        raise Malformed(f"{name} is no list of messages", repr(given)[:60])
+    return tuple(_turn(message, name) for message in given)
+
+
+def _turn(message: Any, name: str) -> Turn:
+    if not isinstance(message, Mapping):
+        raise Malformed(f"a message of {name} is no object", repr(message)[:60])
+    role, content = message.get("role"), message.get("content")
+    if role is None and "from" in message:
+        role, content = SHAREGPT.get(str(message["from"]), message["from"]), message.get("value")
+    if role not in ROLES:
+        raise Malformed(f"a message of {name} has an unknown role", f"{role!r}; use {', '.join(ROLES)}")
+    if not isinstance(content, str):
+        raise Malformed(f"a message of {name} has no text as content", repr(content)[:60])
+    return role, whole_characters(content, name)
+
+
+def example_key(example: Example) -> str:
+    """What an example says: examples that say the same stay in one split, and are learnt from once."""
+    said = (example.prompt, example.completion) if isinstance(example, Completion) else example.turns
+    return repr(said)
+
+
+# Tokens ---------------------------------------------------------------------------------------------------------------
+
+
+def encode_example(example: Example, tokenizer: PreTrainedTokenizerBase) -> list[EncodedText]:
+    """Tokens of an example, with what is learnt of them."""
+    if isinstance(example, Completion):
+        return [encode_completion(example, tokenizer)]
+    return encode_conversation(example, tokenizer)
+
+
+def encode_completion(example: Completion, tokenizer: PreTrainedTokenizerBase) -> EncodedText:
+    """The prompt as ``generate`` encodes it, then the completion and the end token."""
+    prompt = beginning_ids(tokenizer) + (plain_ids(example.prompt, tokenizer) if example.prompt else [])
+    if not prompt:
+        raise InputError(
+            f"example {example.id!r}: its prompt is empty, and the tokenizer begins with no token; give one"
+        )
+    ending = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    return EncodedText(example.id, prompt, [*continuation_ids(example.completion, tokenizer), *ending])
+
+
+def encode_conversation(example: Conversation, tokenizer: PreTrainedTokenizerBase) -> list[EncodedText]:
+    """A conversation as one text in which all the assistant's turns are learnt.
+
+    Some templates write a turn differently once others follow it (they drop its reasoning). Then every turn becomes a text of
+    its own, with the turns before it as they were when it was written.
+    """
+    spans = []
+    for k in example.learnt:
+        start = _write(example.turns[:k], tokenizer, prompting=True)
+        end = _write(example.turns[: k + 1], tokenizer)
+        if not end.startswith(start):
+            raise InputError(
+                f"example {example.id!r}: the chat template does not begin an answer with its generation prompt, so what is to "
+                "be learnt cannot be told; give prompt and completion as plain texts"
+            )
+        spans.append((start, end))
+    if all(later.startswith(end) for (_, end), (later, _) in pairwise(spans)):
+        return [_encode_spans(example.id, spans, tokenizer)]
+    return [_encode_spans(f"{example.id}#{k}", [span], tokenizer) for k, span in enumerate(spans, 1)]
+
+
+def _encode_spans(name: str, spans: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerBase) -> EncodedText:
+    """Tokens of the last text. ``spans`` are the texts before and after each part that is learnt."""
+    prompt = plain_ids(spans[0][0], tokenizer)
+    targets: list[int] = []
+    counted: list[bool] = []
+    at = len(spans[0][0])
+    for start, end in spans:
+        for text, learnt in ((start[at:], False), (end[len(start) :], True)):
+            ids = continuation_ids(text, tokenizer) if text else []
+            targets += ids
+            counted += [learnt] * len(ids)
+        at = len(end)
+    return EncodedText(name, prompt, targets, None if all(counted) else tuple(counted))
+
+
+def _write(turns: Sequence[Turn], tokenizer: PreTrainedTokenizerBase, *, prompting: bool = False) -> str:
+    """A conversation as text, by the tokenizer's template."""
+    if tokenizer.chat_template is None:
+        raise InputError(
+            "the model has no chat template, which conversations need; use an instruction-tuned model, or give prompt and "
+            "completion as plain texts"
+        )
+    messages = [{"role": role, "content": content} for role, content in turns]
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompting))
+    except Exception as error:  # a template raises what it likes, as where roles do not alternate
+        raise InputError(
+            f"the model's chat template refuses a conversation: {first_line(error)}; mend the data"
+        ) from error
+
+
+def truncate(text: EncodedText, max_tokens: int) -> EncodedText:
+    """The first ``max_tokens`` of a text; without targets if its prompt alone has as many."""
+    if len(text) <= max_tokens:
+        return text
+    kept = max(0, max_tokens - len(text.prompt_ids))
+    counted = None if text.counted is None else text.counted[:kept]
+    return EncodedText(text.id, text.prompt_ids[:max_tokens], text.target_ids[:kept], counted)
+
+
+def marked(text: EncodedText, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, bool]]:
+    """Pieces of a text in order, with whether they are learnt."""
+    counted = (True,) * len(text.target_ids) if text.counted is None else text.counted
+    ids = [*text.prompt_ids, *text.target_ids]
+    learnt = [*(False for _ in text.prompt_ids), *counted]
+    start = 0
+    for k in range(1, len(ids) + 1):
+        if k == len(ids) or learnt[k] != learnt[start]:
+            yield str(tokenizer.decode(ids[start:k])), learnt[start]
+            start = k

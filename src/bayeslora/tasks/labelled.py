@@ -1,0 +1,69 @@
+"""Texts to classify: rows of ``text`` and ``label``, as questions whose options are the labels.
+
+Labels are any texts or numbers. All of them must occur in the training data, which defines them.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from bayeslora.errors import InputError
+from bayeslora.tasks.base import Item, Prompt
+from bayeslora.tasks.rows import Candidate, Malformed, Row, normalise, row_id, text_field
+
+MOST_LABELS = 1000
+
+
+def label_names(rows: Iterable[Row], where: str) -> tuple[str, ...]:
+    """All labels of the training data, sorted: numbers by value, others by name."""
+    found = {name for row in rows if (name := _name(row.values.get("label"))) is not None}
+    if len(found) < 2:
+        seen = f" ({', '.join(found)})" if found else ""
+        raise InputError(f"{where}: has {len(found)} labels{seen}; give texts of at least two")
+    if len(found) > MOST_LABELS:
+        raise InputError(
+            f"{where}: has {len(found)} different labels, more than {MOST_LABELS}; if they are free answers, name the fields "
+            "question and answer"
+        )
+    return tuple(sorted(found, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)))
+
+
+def labelled_reader(names: Sequence[str]) -> Callable[[Mapping[str, Any]], Candidate[Item]]:
+    """A reader of rows for these labels."""
+
+    def read(values: Mapping[str, Any]) -> Candidate[Item]:
+        text, label = text_field(values, "text"), _name(values.get("label"))
+        if values.get("label") is not None and label not in names:
+            shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+            raise Malformed("label is not among those of the training data", f"{values['label']!r} of {shown}")
+        item = labelled_item(row_id(values), text, names, None if label is None else names.index(label))
+        return Candidate(item, None if text else "empty text")
+
+    return read
+
+
+def labelled_item(name: str, text: str, names: Sequence[str], gold: int | None = None) -> Item:
+    """A text to classify. A long one loses its beginning, as passages do."""
+    asked = f"Classify the text as one of: {', '.join(names)}.\nText:"
+    letters = string.ascii_uppercase[: len(names)] if len(names) <= len(string.ascii_uppercase) else ""
+    listed = "".join(f"{letter}. {label}\n" for letter, label in zip(letters, names, strict=False))
+    by_letter = Prompt("Text:", f" {text}", f"\nOptions:\n{listed}Answer:") if letters else None
+    return Item(
+        name,
+        Prompt(asked, f" {text}", "\nLabel:"),
+        tuple(f" {label}" for label in names),
+        tuple(letters or map(str, range(len(names)))),
+        gold,
+        letter_prompt=by_letter,
+    )
+
+
+def _name(label: Any) -> str | None:
+    """A label as text; ``None`` where there is none."""
+    if label is None or label == "":
+        return None
+    if isinstance(label, bool):
+        return str(label).lower()
+    return normalise(str(label)) or None

@@ -1,0 +1,292 @@
+"""Your own data: a file, a directory of splits, or a data set of the hub. Their fields say what kind of task they are:
+
+==========================  =========================================================================
+fields of a row             task
+==========================  =========================================================================
+messages                    conversations, of which the assistant's turns are learnt
+prompt, completion          texts to complete, of which the completion is learnt
+question, choices           questions with options, with an answer for training and evaluation
+text, label                 texts to classify
+question, answer            questions with a short free answer
+text                        running text, packed into blocks
+==========================  =========================================================================
+
+Files are JSON lines, CSV or Parquet. A directory holds ``train``, ``validation`` and ``test``, or those of them that are used.
+A single file is divided into 60 % train, 20 % validation and 20 % test by a fixed hash of what a row says, so neither order
+nor repeated rows leak from one part into another.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bayeslora.errors import InputError, did_you_mean, first_line
+from bayeslora.tasks.answers import AnswerTask, answer_key, read_free_answer
+from bayeslora.tasks.base import SPLITS, Split, SplitName, Task
+from bayeslora.tasks.conversations import ConversationTask, example_key, read_completion, read_conversation
+from bayeslora.tasks.file import FIELDS, SHARES, read_own
+from bayeslora.tasks.labelled import label_names, labelled_reader
+from bayeslora.tasks.rows import Reader, Row, clean_rows, content_key, divide
+from bayeslora.tasks.sources import find_file
+from bayeslora.tasks.tables import TABLES, check_table, read_table
+from bayeslora.tasks.text import DocumentTask, document_key, read_document
+from bayeslora.tasks.tokens import TokenTask
+
+T = TypeVar("T")
+
+HELD_OUT = 0.2
+"""Share of train that becomes validation where a data set of the hub has none."""
+
+OTHER_NAMES: Mapping[SplitName, tuple[str, ...]] = {
+    "train": ("train",),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test",),
+}
+"""Names that splits have on the hub."""
+
+
+@dataclass(frozen=True)
+class OwnFormat:
+    """How own data differ from what is expected.
+
+    Attributes:
+        columns: names that our fields have in the data: ``{"question": "query"}``.
+        config: configuration of a data set of the hub.
+        splits: names that our splits have there: ``{"train": "train_sft"}``.
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    config: str | None = None
+    splits: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.columns:
+            if name not in KNOWN:
+                raise InputError(f"columns names {name!r}{did_you_mean(name, KNOWN)}; choose {', '.join(KNOWN)}")
+        for name in self.splits:
+            if name not in SPLITS:
+                raise InputError(f"splits names {name!r}{did_you_mean(name, SPLITS)}; choose {', '.join(SPLITS)}")
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """Rows of own data.
+
+    Attributes:
+        name: path or hub id, as given.
+        parts: reads the rows of each split that there is.
+        whole: reads all rows, if they are not divided yet.
+        missing: error message for a split that there is not.
+    """
+
+    name: str
+    parts: Mapping[SplitName, Callable[[], Iterable[Row]]]
+    whole: Callable[[], Iterable[Row]] | None = None
+    missing: str = ""
+
+    def first(self) -> Row:
+        """The first row of all."""
+        readers = [*self.parts.values(), *([self.whole] if self.whole else [])]
+        row = next((row for read in readers for row in read()), None)
+        if row is None:
+            raise InputError(f"{self.name}: has no rows; give one JSON object per line, or a table with a header")
+        return row
+
+    def training(self) -> Iterable[Row]:
+        """The rows of the training split, or all if they are not divided yet."""
+        read = self.whole or self.parts.get("train")
+        if read is None:
+            raise InputError(self.missing.format(split="train"))
+        return read()
+
+    def load(
+        self, split: SplitName, read: Reader[T], key: Callable[[T], str], noun: str
+    ) -> tuple[tuple[T, ...], dict[str, int]]:
+        """The items of a split, and how many rows were left out by reason."""
+        drop, where = split == "train", f"{self.name} {split}"
+        if self.whole is not None:
+            rows = list(self.whole())
+            items, _ = clean_rows(rows, read, key, self.name, drop=False)
+            parts = divide(list(zip(rows, items, strict=True)), list(SHARES.values()), lambda pair: key(pair[1]))
+            mine = dict(zip(SHARES, parts, strict=True))[split]
+            found = clean_rows((row for row, _ in mine), read, key, where, drop=drop)
+            if not found[0]:
+                raise InputError(
+                    f"{self.name}: {len(rows)} {noun} are too few to divide, {split} would be empty; "
+                    "give at least 5 different ones, or a directory with one file per split"
+                )
+            return found
+        if split not in self.parts:
+            raise InputError(self.missing.format(split=split))
+        found = clean_rows(self.parts[split](), read, key, where, drop=drop)
+        if not found[0]:
+            raise InputError(f"{where}: has no {noun} that can be used; give some")
+        return found
+
+
+# Kinds of tasks -------------------------------------------------------------------------------------------------------
+
+
+def _questions(rows: OwnRows) -> Task:
+    return Task(
+        rows.name,
+        f"own questions in {rows.name}",
+        lambda split: Split(*rows.load(split, read_own, content_key, "questions")),
+    )
+
+
+def _labelled(rows: OwnRows) -> Task:
+    names = cache(lambda: label_names(rows.training(), rows.name))
+
+    def read(split: SplitName) -> Split:
+        return Split(*rows.load(split, labelled_reader(names()), content_key, "texts"))
+
+    return Task(rows.name, f"own texts to classify in {rows.name}", read)
+
+
+def _token_task(
+    make: Callable[..., TokenTask[tuple[T, ...]]], read: Reader[T], key: Callable[[T], str], noun: str
+) -> Callable[[OwnRows], TokenTask[tuple[T, ...]]]:
+    def task(rows: OwnRows) -> TokenTask[tuple[T, ...]]:
+        return make(rows.name, f"own {noun} in {rows.name}", lambda split: rows.load(split, read, key, noun)[0])
+
+    return task
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A kind of rows: the fields that it needs, and the task of such rows."""
+
+    needs: tuple[str, ...]
+    task: Callable[[OwnRows], Task | TokenTask[Any]]
+
+
+SHAPES = (
+    Shape(("messages",), _token_task(ConversationTask, read_conversation, example_key, "conversations")),
+    Shape(("prompt", "completion"), _token_task(ConversationTask, read_completion, example_key, "completions")),
+    Shape(("question", "choices"), _questions),
+    Shape(("text", "label"), _labelled),
+    Shape(("question", "answer"), _token_task(AnswerTask, read_free_answer, answer_key, "questions")),
+    Shape(("text",), _token_task(DocumentTask, read_document, document_key, "texts")),
+)
+"""All shapes. The first whose fields are there is taken."""
+
+KNOWN = tuple(dict.fromkeys([*(name for shape in SHAPES for name in shape.needs), *FIELDS]))
+"""All fields that mean something."""
+
+
+def own_task(rows: OwnRows) -> Task | TokenTask[Any]:
+    """The task of own data, recognised by the fields of the first row."""
+    first = rows.first()
+    shape = next((it for it in SHAPES if set(it.needs) <= set(first.values)), None)
+    if shape is None:
+        hints = [hint for name in first.values if name not in KNOWN and (hint := did_you_mean(str(name), KNOWN))]
+        wanted = "; ".join(" and ".join(it.needs) for it in SHAPES)
+        given = ", ".join(map(str, first.values)) or "none"
+        raise InputError(
+            f"{first.origin}: its fields are {given}{''.join(hints)}, and these are needed: {wanted}; name what they are called "
+            "with --columns, such as question=query"
+        )
+    return shape.task(rows)
+
+
+# Places ---------------------------------------------------------------------------------------------------------------
+
+
+def file_rows(path: Path, how: OwnFormat) -> OwnRows:
+    """Rows of a file, or of a directory with one file per split."""
+    path = path.expanduser()
+    if path.is_dir():
+        stems: dict[SplitName, str] = {split: how.splits.get(split, split) for split in SPLITS}
+        files = {split: file for split, stem in stems.items() if (file := find_file(path / stem, TABLES))}
+        if not files:
+            names = ", ".join(f"{stem}.jsonl" for stem in stems.values())
+            raise InputError(f"{path}: holds none of {names} (or .csv, .parquet); add them, or pass a file")
+        missing = f"{path}: has no {{split}}.jsonl (or .csv, .parquet); add it, or use another split"
+        return OwnRows(str(path), {split: _reader(file, how) for split, file in files.items()}, missing=missing)
+    check_table(path)
+    return OwnRows(str(path), {}, _reader(path, how))
+
+
+def _reader(path: Path, how: OwnFormat) -> Callable[[], Iterator[Row]]:
+    return lambda: (_renamed(row, how.columns) for row in read_table(path))
+
+
+def _renamed(row: Row, columns: Mapping[str, str]) -> Row:
+    """A row with our names of its fields."""
+    if not columns:
+        return row
+    for theirs in columns.values():
+        if theirs not in row.values:
+            hint = did_you_mean(theirs, list(map(str, row.values)))
+            raise InputError(f"{row.origin}: has no field {theirs!r}{hint}; it has {', '.join(map(str, row.values))}")
+    taken = set(columns.values())
+    kept = {name: value for name, value in row.values.items() if name not in taken and name not in columns}
+    return Row({**kept, **{ours: row.values[theirs] for ours, theirs in columns.items()}}, row.origin)
+
+
+def hub_rows(name: str, how: OwnFormat) -> OwnRows:
+    """Rows of a data set of the hub. Without a validation split, a part of train is held out; with train alone, it is divided."""
+    if importlib.util.find_spec("datasets") is None:
+        raise InputError(f"{name}: reading the hub needs the package datasets; run: pip install datasets")
+    tables = cache(lambda: _load_hub(name, how))
+    found = {split: theirs for split in SPLITS if (theirs := _hub_split(split, tables(), how)) is not None}
+    if not found:
+        raise InputError(
+            f"{name}: has the splits {', '.join(tables())}; say which are meant with --dataset-splits, such as "
+            f"train={next(iter(tables()))}"
+        )
+
+    def reader(theirs: str) -> Callable[[], Iterator[Row]]:
+        return lambda: _hub_table(tables()[theirs], f"{name} {theirs}", how)
+
+    missing = f"{name}: has no split for {{split}}, only {', '.join(tables())}; name one with --dataset-splits, or use another"
+    if list(found) == ["train"]:
+        return OwnRows(name, {}, reader(found["train"]))
+    parts: dict[SplitName, Callable[[], Iterable[Row]]] = {split: reader(theirs) for split, theirs in found.items()}
+    if "validation" not in parts and "train" in parts:
+        whole = parts["train"]
+        parts["train"] = lambda: _held_out(whole())[1]
+        parts["validation"] = lambda: _held_out(whole())[0]
+    return OwnRows(name, parts, missing=missing)
+
+
+def _held_out(rows: Iterable[Row]) -> list[tuple[Row, ...]]:
+    return divide(list(rows), (HELD_OUT, 1 - HELD_OUT), lambda row: repr(sorted(row.values.items(), key=str)))
+
+
+def _hub_split(split: SplitName, tables: Mapping[str, Any], how: OwnFormat) -> str | None:
+    if split in how.splits:
+        if how.splits[split] not in tables:
+            raise InputError(f"there is no split {how.splits[split]!r}, only {', '.join(tables)}; choose one of these")
+        return how.splits[split]
+    return next((name for name in OTHER_NAMES[split] if name in tables), None)
+
+
+def _load_hub(name: str, how: OwnFormat) -> Mapping[str, Any]:
+    try:
+        return importlib.import_module("datasets").load_dataset(name, how.config)
+    except Exception as error:  # the library raises many types; all of them mean missing data
+        raise InputError(
+            f"{name}: is no file or directory here, and cannot be loaded from the hub ({first_line(error)}); check the name, "
+            "the network and --dataset-config"
+        ) from error
+
+
+def _hub_table(table: Any, where: str, how: OwnFormat) -> Iterator[Row]:
+    """Rows of a table. Labels that are stored as numbers get their names."""
+    names: Mapping[str, Sequence[str]] = {
+        column: feature.names for column, feature in table.features.items() if hasattr(feature, "names")
+    }
+    for number, values in enumerate(table, 1):
+        named = {
+            column: names[column][value] if column in names and isinstance(value, int) and value >= 0 else value
+            for column, value in values.items()
+        }
+        yield _renamed(Row(named, f"{where}, row {number}"), how.columns)

@@ -1,0 +1,88 @@
+"""Files of rows: JSON lines, CSV and Parquet. Every error names the file, and the line or row if there is one."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from bayeslora.errors import InputError, first_line
+from bayeslora.tasks.rows import Row
+from bayeslora.tasks.sources import LONGEST_LINE, SUFFIXES, all_lines, parse_object, read_lines
+
+CSV = (".csv.gz", ".csv")
+PARQUET = (".parquet",)
+TABLES = (*SUFFIXES, *CSV, *PARQUET)
+"""Suffixes of files of rows."""
+
+LISTS = ("messages", "choices", "labels", "prompt", "completion")
+"""Fields that may be lists, which CSV has as JSON."""
+
+
+def check_table(path: Path) -> None:
+    """Refuse a path whose name is not that of a file of rows."""
+    if not path.is_file():
+        raise InputError(f"{path}: no such file or directory; pass a file of rows or a directory with splits")
+    if not path.name.endswith(TABLES):
+        raise InputError(f"{path}: is not named {', '.join(TABLES)}; pass a file of rows with such a name")
+
+
+def read_table(path: Path) -> Iterator[Row]:
+    """Yield the rows of a file, one by one."""
+    if path.name.endswith(SUFFIXES):
+        for number, line in read_lines(path):
+            yield Row(parse_object(line, f"{path}, line {number}"), f"{path}, line {number}")
+    elif path.name.endswith(CSV):
+        yield from _csv_rows(path)
+    else:
+        yield from _parquet_rows(path)
+
+
+def _csv_rows(path: Path) -> Iterator[Row]:
+    """Rows below a header. Text in quotes may contain line breaks."""
+    lines = csv.reader(all_lines(path, LONGEST_LINE), strict=True)
+    try:
+        header = next(lines, None)
+        if header is None:
+            return
+        if len(set(header)) < len(header):
+            raise InputError(f"{path}, line 1: a column is named twice ({', '.join(header)}); rename one")
+        for cells in lines:
+            if not cells:
+                continue
+            origin = f"{path}, line {lines.line_num}"
+            if len(cells) != len(header):
+                raise InputError(
+                    f"{origin}: has {len(cells)} cells under {len(header)} columns; quote cells with commas"
+                )
+            yield Row({name: _cell(name, cell) for name, cell in zip_longest(header, cells)}, origin)
+    except csv.Error as error:
+        raise InputError(f"{path}, line {lines.line_num}: is not valid CSV ({error}); quote its cells") from error
+
+
+def _cell(name: str, cell: str) -> Any:
+    """The value of a cell: JSON for lists, otherwise text."""
+    if name in LISTS and cell.startswith("["):
+        try:
+            return json.loads(cell)
+        except (ValueError, RecursionError):
+            return cell
+    return cell
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    try:
+        file = parquet.ParquetFile(path)
+        number = 0
+        for batch in file.iter_batches():
+            for values in batch.to_pylist():
+                number += 1
+                yield Row(values, f"{path}, row {number}")
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{path}: is no complete Parquet file ({first_line(error)}); get it again") from error

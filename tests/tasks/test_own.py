@@ -1,0 +1,322 @@
+"""Own data: files of all kinds, shapes by their fields, columns, splits, and the hub."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from bayeslora.errors import InputError
+from bayeslora.tasks import AnswerTask, OwnFormat, Task, find_task, load_task
+from bayeslora.tasks.answers import answer_f1, as_number, exact_match, same_free_answer
+from bayeslora.tasks.conversations import ConversationTask
+from bayeslora.tasks.labelled import labelled_item
+from bayeslora.tasks.tables import read_table
+from bayeslora.tasks.text import DocumentTask
+from train.tiny import make_tokenizer
+
+from .cases import own_row, write_lines
+
+
+def failure(action: Any) -> str:
+    with pytest.raises(InputError) as error:
+        action()
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+def chat(number: int = 0) -> dict[str, Any]:
+    said = [("user", f"What is {number}?"), ("assistant", f"A number: {number}.")]
+    return {"messages": [{"role": role, "content": content} for role, content in said]}
+
+
+def labelled(number: int = 0, **changes: Any) -> dict[str, Any]:
+    return {"text": f"film {number}", "label": ["good", "bad", "so-so"][number % 3]} | changes
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(
+            {name: json.dumps(value) if isinstance(value, list) else value for name, value in row.items()}
+            for row in rows
+        )
+    return path
+
+
+def write_any(path: Path, rows: list[dict[str, Any]]) -> Path:
+    if path.suffix == ".csv":
+        return write_csv(path, rows)
+    if path.suffix == ".parquet":
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+        return path
+    return write_lines(path, rows)
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".csv", ".parquet"])
+@pytest.mark.parametrize("make", [chat, labelled, own_row, lambda k: {"prompt": f'{k}, "and"\n', "completion": " b"}])
+def test_the_same_rows_in_every_format_are_the_same_task(suffix: str, make: Any, tmp_path: Path) -> None:
+    rows = [make(k) for k in range(20)]
+    ours = find_task(write_any(tmp_path / f"mine{suffix}", rows))
+    plain = find_task(write_lines(tmp_path / "plain.jsonl", rows))
+    assert type(ours) is type(plain)
+    for split in ("train", "validation", "test"):
+        mine, theirs = list(ours.load(split)), list(plain.load(split))
+        assert len(mine) == len(theirs) > 0
+        assert {_said(it) for it in mine} == {_said(it) for it in theirs}
+
+
+def _said(item: Any) -> str:
+    return repr({name: getattr(item, name) for name in type(item).__slots__ if name != "id"})
+
+
+def test_csv_with_quotes_commas_and_line_breaks(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text('text,label\n"a, ""b""\nc",good\n\nplain,bad\n', encoding="utf-8")
+    assert [(row.values["text"], row.origin) for row in read_table(path)] == [
+        ('a, "b"\nc', f"{path}, line 3"),
+        ("plain", f"{path}, line 5"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("text,label\na,b,c\n", "line 2: has 3 cells under 2 columns"),
+        ("text,text\na,b\n", "line 1: a column is named twice"),
+        ('text,label\n"a,b\n', "is not valid CSV"),
+        ("", "has no rows"),
+        ("text,label\n", "has no rows"),
+    ],
+)
+def test_csv_that_cannot_be_read_names_its_line(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(text, encoding="utf-8")
+    assert message in (said := failure(lambda: find_task(path))) and str(path) in said
+
+
+def test_parquet_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "mine.parquet").write_bytes(b"PAR1 and nothing else")
+    assert "is no complete Parquet file" in failure(lambda: find_task(tmp_path / "mine.parquet"))
+
+
+# Shapes ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "row, kind",
+    [
+        (chat(), ConversationTask),
+        ({"prompt": "a", "completion": "b"}, ConversationTask),
+        ({**chat(), "prompt": "a", "prompt_id": 3}, ConversationTask),
+        (own_row(), Task),
+        ({"question": "Which?", "choices": ["a", "b"]}, Task),
+        (labelled(), Task),
+        ({"question": "1+1?", "answer": 2}, AnswerTask),
+        ({"text": "All of it.", "url": "here"}, DocumentTask),
+    ],
+)
+def test_shapes_are_known_by_their_fields(row: dict[str, Any], kind: type, tmp_path: Path) -> None:
+    assert type(find_task(write_lines(tmp_path / "mine.jsonl", [row]))) is kind
+
+
+def test_fields_that_mean_nothing_are_told_with_what_is_needed(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "mine.jsonl", [{"queston": "1+1?", "target": "2"}])
+    said = failure(lambda: find_task(path))
+    assert said.startswith(f"{path}, line 1: its fields are queston, target (did you mean 'question'?)")
+    assert "prompt and completion" in said and "--columns" in said
+
+
+def test_columns_have_other_names(tmp_path: Path) -> None:
+    rows = [{"query": f"{k}+1?", "target": str(k + 1), "answer": "unused"} for k in range(10)]
+    path = write_lines(tmp_path / "mine.jsonl", rows)
+    task = find_task(path, how=OwnFormat({"question": "query", "answer": "target"}))
+    assert isinstance(task, AnswerTask)
+    assert {(it.question, it.answers) for it in task.load("train")} <= {(f"{k}+1?", (str(k + 1),)) for k in range(10)}
+    said = failure(lambda: find_task(path, how=OwnFormat({"question": "qery"})))
+    assert "has no field 'qery' (did you mean 'query'?); it has query, target, answer" in said
+    assert "columns names 'qestion' (did you mean 'question'?)" in failure(lambda: OwnFormat({"qestion": "query"}))
+    assert "splits names 'dev'" in failure(lambda: OwnFormat(splits={"dev": "x"}))
+
+
+def test_malformed_rows_are_named_in_evaluation_and_left_out_of_training(tmp_path: Path) -> None:
+    bad = {"messages": [{"role": "user", "content": "?"}]}
+    whole = write_lines(tmp_path / "mine.jsonl", [chat(0), bad])
+    assert failure(lambda: find_task(whole).load("train")) == (
+        f"{whole}, line 2: messages have no assistant; correct or remove it"
+    )
+    write_lines(tmp_path / "parts" / "train.jsonl", [chat(0), bad, chat(0), chat(1)])
+    write_any(tmp_path / "parts" / "test.csv", [chat(2)])
+    task = find_task(tmp_path / "parts")
+    assert len(task.load("train")) == 2 and len(task.load("test")) == 1
+    assert "has no validation.jsonl" in failure(lambda: task.load("validation"))
+
+
+# Classification -------------------------------------------------------------------------------------------------------
+
+
+def test_labels_are_options(tmp_path: Path) -> None:
+    task = load_task(write_lines(tmp_path / "mine.jsonl", [labelled(k) for k in range(30)]))
+    item = task.train[0]
+    assert item.options == (" bad", " good", " so-so") and item.labels == ("A", "B", "C")
+    assert item.prompt.head == "Classify the text as one of: bad, good, so-so.\nText:"
+    assert item.prompt.tail == "\nLabel:" and item.prompt.passage.startswith(" film ")
+    assert item.letter_prompt is not None and "A. bad\nB. good\nC. so-so\nAnswer:" in item.letter_prompt.text
+    for it in task.train:
+        number = int(it.prompt.passage.rpartition(" ")[2])
+        assert it.gold is not None and it.options[it.gold] == f" {labelled(number)['label']}"
+
+
+def test_numbers_as_labels_are_sorted_by_value(tmp_path: Path) -> None:
+    rows = [{"text": f"t{k}", "label": [10, 2, 1][k % 3]} for k in range(30)]
+    assert load_task(write_lines(tmp_path / "mine.jsonl", rows)).test[0].options == (" 1", " 2", " 10")
+
+
+def test_many_labels_have_no_letters() -> None:
+    item = labelled_item("x", "text", [f"l{k}" for k in range(30)], 3)
+    assert item.letter_prompt is None and item.labels[-1] == "29"
+
+
+def test_labels_that_cannot_be(tmp_path: Path) -> None:
+    one = write_lines(tmp_path / "one.jsonl", [labelled(0, label="x")] * 9)
+    assert "has 1 labels (x); give texts of at least two" in failure(lambda: load_task(one).train)
+    write_lines(tmp_path / "parts" / "train.jsonl", [labelled(k) for k in range(6)])
+    write_lines(tmp_path / "parts" / "test.jsonl", [labelled(1, label="new")])
+    said = failure(lambda: load_task(tmp_path / "parts").test)
+    assert "label is not among those of the training data: 'new' of bad, good, so-so" in said
+    many = write_lines(tmp_path / "many.jsonl", [labelled(k, label=f"l{k}") for k in range(1001)])
+    assert "1001 different labels" in failure(lambda: load_task(many).train)
+
+
+# Running text ---------------------------------------------------------------------------------------------------------
+
+
+def test_texts_are_packed_with_the_end_between_them(tmp_path: Path) -> None:
+    write_lines(tmp_path / "train.jsonl", [{"text": "one\n two"}, {"text": "three"}])
+    task, made = find_task(tmp_path), make_tokenizer()
+    blocks = task.encode_lessons("train", made, 8).texts
+    ids = [token for block in blocks for token in block.target_ids]
+    whole = [token for text in ("one\n two", "three") for token in [*made(text).input_ids, made.eos_token_id]]
+    assert ids == whole[1:] and all(len(block) <= 8 for block in blocks) and len(blocks) > 1
+
+
+# Free answers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "left, right, same",
+    [
+        ("The Cat.", "cat", True),
+        ("$1,000", "1000", True),
+        ("50%", "0.5", True),
+        ("2.0", "2", True),
+        ("2", "3", False),
+        ("two", "2", False),
+        ("an apple", "a pear", False),
+        ("1e3", "1000", True),
+        ("", "the", True),
+    ],
+)
+def test_answers_that_say_the_same(left: str, right: str, same: bool) -> None:
+    assert same_free_answer(left, right) is same and same_free_answer(right, left) is same
+
+
+def test_matches_and_overlap() -> None:
+    assert exact_match("Paris!", ["London", "paris"]) and not exact_match("Paris", ["London"])
+    assert answer_f1("the red car", ["a red bus"]) == pytest.approx(2 * 1 / 4)
+    assert answer_f1("red", ["blue", "red"]) == 1.0 and answer_f1("", ["x"]) == 0.0 and answer_f1("", [""]) == 1.0
+    assert as_number("-3.5") == -3.5 and as_number("3 apples") is None and as_number(".") is None
+
+
+def test_free_answers_are_read_with_all_that_is_accepted(tmp_path: Path) -> None:
+    rows = [{"question": f"{k}?", "answer": [str(k), f"+{k}"], "passage": "Here."} for k in range(10)]
+    task = find_task(write_lines(tmp_path / "mine.jsonl", rows))
+    first = task.load("train")[0]
+    assert len(first.answers) == 2 and first.text == f"Here.\n\n{first.question}"
+    made = make_tokenizer()
+    text = task.encode("test", made, 100)[0]
+    asked = task.load("test")[0]
+    assert made.decode(text.prompt_ids) == f"Question: Here.\n\n{asked.question}\nAnswer:"
+    assert made.decode(text.target_ids) == f" {asked.answers[0]}{made.eos_token}"
+    turns = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    made.chat_template = turns + "{% if add_generation_prompt %}<assistant>{% endif %}"
+    chatty = task.encode("test", made, 100)[0]
+    assert made.decode(chatty.target_ids) == asked.answers[0]
+    limited = task.encode_lessons("train", made, len(chatty) - 1)
+    assert sum(limited.left_out.values()) + len(limited.texts) == len(task.load("train"))
+    open_question = find_task(
+        write_lines(tmp_path / "open.jsonl", [{"question": f"{k}?", "answer": None} for k in range(9)])
+    )
+    assert "has no answer; training and evaluation need one" in failure(lambda: open_question.encode("test", made, 99))
+
+
+# The hub --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Data sets in place of the hub's, by name and configuration."""
+    held: dict[str, Any] = {}
+
+    def load(name: str, config: str | None = None) -> Any:
+        if (name, config) not in held:
+            raise FileNotFoundError(f"no {name}")
+        return datasets.DatasetDict(
+            {split: datasets.Dataset.from_list(rows) for split, rows in held[name, config].items()}
+        )
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    return held
+
+
+def test_a_data_set_of_the_hub(hub: dict[str, Any]) -> None:
+    hub["org/films", "small"] = {
+        "train": [labelled(k) for k in range(20)],
+        "validation": [labelled(k) for k in range(30, 36)],
+        "test": [labelled(k) for k in range(40, 46)],
+    }
+    task = load_task("org/films", how=OwnFormat(config="small"))
+    assert [len(task.load(split)) for split in ("train", "validation", "test")] == [20, 6, 6]
+    assert task.name == "org/films"
+    said = failure(lambda: find_task("org/films"))
+    assert "cannot be loaded from the hub (no org/films)" in said and "--dataset-config" in said
+
+
+def test_names_of_classes_are_the_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["neg", "pos"])})
+    rows = {"text": [f"t{k}" for k in range(20)], "label": [k % 2 for k in range(20)]}
+    table = datasets.Dataset.from_dict(rows, features=features)
+    monkeypatch.setattr("datasets.load_dataset", lambda name, config=None: datasets.DatasetDict({"train": table}))
+    assert load_task("org/x").test[0].options == (" neg", " pos")
+
+
+def test_splits_that_a_data_set_lacks(hub: dict[str, Any]) -> None:
+    hub["org/one", None] = {"train": [chat(k) for k in range(40)]}
+    hub["org/two", None] = {"train_sft": [chat(k) for k in range(40)], "test_sft": [chat(k) for k in range(50, 55)]}
+    one = find_task("org/one")
+    parts = [{it.turns for it in one.load(split)} for split in ("train", "validation", "test")]
+    assert len(set.union(*parts)) == 40 == sum(map(len, parts))
+    assert "say which are meant with --dataset-splits, such as train=train_sft" in failure(lambda: find_task("org/two"))
+    two = find_task("org/two", how=OwnFormat(splits={"train": "train_sft", "test": "test_sft"}))
+    train, validation = ({it.turns for it in two.load(split)} for split in ("train", "validation"))
+    assert len(two.load("test")) == 5 and not train & validation and len(train | validation) == 40
+    assert 4 <= len(validation) <= 12
+    said = failure(lambda: find_task("org/two", how=OwnFormat(splits={"train": "train"})))
+    assert said == "there is no split 'train', only train_sft, test_sft; choose one of these"
+
+
+def test_a_path_that_is_not_there_is_no_name_of_the_hub() -> None:
+    assert "no such file or directory" in failure(lambda: find_task("./org/name"))
+    assert "no such file or directory" in failure(lambda: find_task("some/where/else"))
+    assert "no such file or directory" in failure(lambda: find_task("org/name.jsonl"))
