@@ -16,13 +16,12 @@ from bayeslora.tasks.conversations import (
     ConversationTask,
     encode_completion,
     encode_conversation,
-    marked,
     read_completion,
     read_conversation,
     truncate,
 )
 from bayeslora.tasks.rows import Malformed
-from bayeslora.tasks.tokens import EncodedText, tokens_digest
+from bayeslora.tasks.tokens import EncodedText, marked, tokens_digest
 
 CHAT = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</>{% endfor %}"

@@ -9,8 +9,9 @@ import torch
 
 from bayeslora.models import load_model
 from bayeslora.runs.config import AdapterConfig, ModelConfig, RunConfig, TrainingConfig, resolve
-from bayeslora.train.estimate import _idle_parameters, _kept, _largest_batch, _lean_attention, estimate, product_speed
+from bayeslora.train.estimate import _idle_parameters, _kept, _lean_attention, estimate, product_speed
 from bayeslora.train.run import adapt, open_task, train
+from bayeslora.train.task_runner import TaskRunner
 from tiers import some
 from train import tiny
 from train.tiny import bayeslora
@@ -55,7 +56,7 @@ def test_what_is_kept_is_what_a_real_step_keeps(checkpointing):
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     work.bind(model, None)
-    batch = _largest_batch(work, 4)
+    batch = work.largest_batch(4)
     assert found.activation_bytes == pytest.approx(_kept(model, work, batch), rel=0.08)
     with _lean_attention():
         assert found.activation_bytes == pytest.approx(_kept(model, work, batch), rel=0.02)
@@ -132,4 +133,4 @@ def test_the_best_of_some_products_is_the_speed(monkeypatch):
 
 def test_the_longest_examples_are_what_memory_is_reckoned_with():
     work = SimpleNamespace(examples=["aa", "aaaa", "a", "aaa"], length=len)
-    assert _largest_batch(work, 2) == ["aaaa", "aaa"]
+    assert TaskRunner.largest_batch(work, 2) == ["aaaa", "aaa"]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import OmitArgPrefixes
 
 from bayeslora.cli.common import DataOptions, OfDraws, OutputOptions, StudyOptions, print_result
 from bayeslora.errors import InputError
 from bayeslora.progress import reporter
-from bayeslora.runs.config import RunConfig
+from bayeslora.runs.config import Pairs, RunConfig
 from bayeslora.studies.comparison import Comparison
 from bayeslora.train.errors import RunsFailed
 
@@ -36,7 +37,8 @@ class Train(DataOptions):
     force: bool = False
     """Replace another run in the directory."""
     dry_run: bool = False
-    """Only estimate the cost of the run on one device: parameters, memory, steps and time. No weights are loaded."""
+    """Only estimate the cost of the run on one device (parameters, memory, steps, time) and show three training examples with
+    what is learnt of them. No weights are loaded."""
     tflops: float | None = None
     """Speed that --dry-run assumes, in TFLOP/s that training actually reaches; by default estimated from matrix products on
     this machine. For a run on another machine give its own: about 300 on one H100 in bfloat16."""
@@ -92,6 +94,9 @@ class Evaluate(OfDraws, DataOptions):
     force: bool = False
     """Replace an existing evaluation."""
 
+    columns: Annotated[Mapping[str, str] | None, Pairs] = None
+    """What the data call the fields that tasks have, such as question=query; by default as in training."""
+
     def run(self) -> None:
         """Evaluate, with the metrics on stdout."""
         from bayeslora.runs.evaluation import evaluate, require_free
@@ -99,7 +104,8 @@ class Evaluate(OfDraws, DataOptions):
         if self.out is not None:
             require_free(self.out, force=self.force)
         with self.loaded(raw=self.raw) as trained:
-            result = evaluate(trained, self.task, self.split, self.data_dir, self.out, self.reference)
+            how = None if self.columns is None else replace(trained.config.data, columns=self.columns).own_format()
+            result = evaluate(trained, self.task, self.split, self.data_dir, self.out, self.reference, how)
         if self.json:
             print(json.dumps(result, default=dict))
         else:

@@ -38,13 +38,14 @@ def _parse_pairs(words: list[str]) -> dict[str, Any]:
     return pairs
 
 
-_Pairs = PrimitiveConstructorSpec(
+Pairs = PrimitiveConstructorSpec(
     nargs="*",
     metavar="[NAME=VALUE ...]",
     instance_from_str=_parse_pairs,
     is_instance=lambda value: value is None or isinstance(value, Mapping),
     str_from_instance=lambda value: [f"{name}={json.dumps(it)}" for name, it in (value or {}).items()],
 )
+"""Annotation of options whose values are ``name=value`` pairs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +60,11 @@ class DataConfig:
     is split into, and of the longest problem with its solution used in training."""
     max_train: int | None = None
     """Use only this many training questions (blocks of text, problems), chosen at random, the same for every seed."""
-    columns: Annotated[Mapping[str, str], _Pairs] = field(default_factory=dict)
+    columns: Annotated[Mapping[str, str], Pairs] = field(default_factory=dict)
     """What your own data call the fields that tasks have, such as question=query answer=target."""
     dataset_config: str | None = None
     """Configuration of a data set of the hub."""
-    dataset_splits: Annotated[Mapping[str, str], _Pairs] = field(default_factory=dict)
+    dataset_splits: Annotated[Mapping[str, str], Pairs] = field(default_factory=dict)
     """What a data set calls its splits, such as train=train_sft test=test_sft."""
 
     def __post_init__(self) -> None:
@@ -115,7 +116,7 @@ class AdapterConfig:
     """Layers with a distribution, in the same notation. Layers below are point estimates, which all draws share."""
     posterior: str | None = None
     """Distribution, if the method has several, such as decoupled or inducing; by default the preset's."""
-    settings: Annotated[Mapping[str, Any], _Pairs] = field(default_factory=dict)
+    settings: Annotated[Mapping[str, Any], Pairs] = field(default_factory=dict)
     """Settings of the posterior that differ from the preset, such as flow_depth=0 init_sd_u=0.1."""
 
     def __post_init__(self) -> None:
@@ -145,7 +146,7 @@ class TrainingConfig:
     """adamw optimises the whole objective; split uses plain SGD for the KL, as published for BLoB; ivon is for method ivon."""
     kl_rate: float | None = None
     """Learning rate of that SGD."""
-    rate_multipliers: Annotated[Mapping[str, float] | None, _Pairs] = None
+    rate_multipliers: Annotated[Mapping[str, float] | None, Pairs] = None
     """Learning rates of kinds of parameters relative to learning_rate, such as flow=0.1; others keep the method's values."""
     weight_decay: float | None = None
     """Weight decay of point estimates; a posterior is never decayed."""

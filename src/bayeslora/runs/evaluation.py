@@ -19,7 +19,7 @@ from bayeslora.runs.split_evaluation import (
     require_evaluable,
 )
 from bayeslora.runs.trained import TrainedModel
-from bayeslora.tasks import Task, TokenTask, find_task
+from bayeslora.tasks import OwnFormat, Task, TokenTask
 
 
 def evaluate(
@@ -29,17 +29,18 @@ def evaluate(
     data_dir: Path | None = None,
     out: Path | None = None,
     reference: Path | None = None,
+    how: OwnFormat | None = None,
 ) -> RunResult:
     """Metrics on a split, in the format of ``result.json``; with ``out`` they are written there with the predictions.
 
     A calibrated run is evaluated as trained, and after calibration under ``calibrated``.
 
     For tasks that predict every token, ``reference`` is the directory of a LoRA's run whose entropies determine the uncertain
-    tokens.
+    tokens. ``how`` is the format of own data, by default that of the training data.
     """
     start = time.perf_counter()
     name = task or trained.config.task
-    evaluated, counts = _evaluate(trained, find_task(name, data_dir), split, out, reference)
+    evaluated, counts = _evaluate(trained, trained.find_task(name, data_dir, how), split, out, reference)
     seconds = time.perf_counter() - start
     device = trained.model.device
     result = RunResult(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from peft import PeftModel
 from peft.utils import CONFIG_NAME
@@ -31,7 +31,7 @@ from bayeslora.runs.config import RunConfig, check_samples
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.predictors import load_base, make_predictor, make_scorer, make_token_predictor
 from bayeslora.runs.saved_config import from_dict
-from bayeslora.tasks import Item, Task, load_task, make_item, require_gold
+from bayeslora.tasks import Item, OwnFormat, Task, TokenTask, find_task, make_item, require_gold, require_options
 
 if TYPE_CHECKING:
     from transformers.generation import BaseStreamer
@@ -102,7 +102,13 @@ class TrainedModel:
 
     def evaluate(self, task: str | None = None, split: str = "test", data_dir: Path | None = None) -> Predictions:
         """Predictions on a split of a task with answers, by default the one it was trained on."""
-        return self.predict_task(load_task(task or self.config.task, data_dir), split)
+        return self.predict_task(require_options(self.find_task(task, data_dir)), split)
+
+    def find_task(
+        self, name: str | None = None, data_dir: Path | None = None, how: OwnFormat | None = None
+    ) -> Task | TokenTask[Any]:
+        """A task by name or path; by default the one it was trained on, and own data in the format of that."""
+        return find_task(name or self.config.task, data_dir, how or self.config.data.own_format())
 
     def predict_task(self, task: Task, split: str) -> Predictions:
         """Predictions on a split of a loaded task."""
@@ -133,7 +139,7 @@ class TrainedModel:
         if error_rate is not None or coverage is not None:
             describe_target(error_rate, coverage)  # fail early
         name = task or self.config.task
-        items = _with_answers(load_task(name, data_dir), split)
+        items = _with_answers(require_options(self.find_task(name, data_dir)), split)
         require_enough(len(items), f"{name}, {split}")
         scorer = make_scorer(self.model, self.loaded, self.config, None)  # scores the same questions repeatedly
         found = choose_calibration(

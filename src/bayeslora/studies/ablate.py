@@ -198,8 +198,8 @@ def ablate(
     place = out / task_name(study.task)
     studies = [_study(ablation, study, place, runner) for ablation in ablations]
     for task in (study.task, *study.shift):
-        load_task(task, runner.execution.data_dir)
-    require_readable((study.task, *study.shift), runner.execution.data_dir)
+        load_task(task, runner.execution.data_dir, study.data.own_format())
+    require_readable((study.task, *study.shift), runner.execution.data_dir, study.data.own_format())
     with RunDirectory(place).locked():
         with runner:
             runner.run(list({job.path: job for it in studies for job in it.jobs.values()}.values()))

@@ -35,7 +35,7 @@ from bayeslora.studies.search import Search, trials_of
 from bayeslora.studies.study import task_name
 from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ, StudyOutcome, Tables
 from bayeslora.studies.token_sections import PROBLEM_COLUMNS, TEXT_COLUMNS, TokenSection, token_sections
-from bayeslora.tasks import Task, find_task
+from bayeslora.tasks import Task, TokenTask, find_task
 
 Wanted = Mapping[tuple[str, str, int], Path]
 """Directories of all runs, by task, method and seed."""
@@ -60,7 +60,7 @@ class _Comparison:
         tokens: dict[str, TokenSection] = {}
         for task in self.study.tasks:
             title, places = task_name(task), self._done(task, wanted)
-            found = find_task(task, self.runner.execution.data_dir)
+            found = self._task(task)
             if isinstance(found, Task):
                 questions[title] = question_section(title, places)
             else:
@@ -68,14 +68,17 @@ class _Comparison:
         for (task, other), shift in shifts.items():
             title, own = f"{task_name(task)} → {task_name(other)}", self._done(task, wanted)
             places = self._shifted(own, shift)
-            found = find_task(other, self.runner.execution.data_dir)
+            found = self._task(other)
             if not isinstance(found, Task):
                 tokens |= token_sections(title, found, places, places.get("lora", {}))
-            elif isinstance(find_task(task, self.runner.execution.data_dir), Task):
+            elif isinstance(self._task(task), Task):
                 questions[title] = shift_section(title, places, own)
             else:
                 questions[title] = question_section(title, places)
         return self._write(questions, tokens, search.record)
+
+    def _task(self, name: str) -> Task | TokenTask[Any]:
+        return find_task(name, self.runner.execution.data_dir, self.study.data.own_format())
 
     def _done(self, task: str, wanted: Wanted) -> Places:
         """All finished runs of a task."""
@@ -185,11 +188,12 @@ def compare(
     runner = Runner(execution or Execution())
     for method in study.method_names:
         find_method(method)
-    tasks = {name: find_task(name, runner.execution.data_dir) for name in (*study.tasks, *study.shift)}
+    how = study.data.own_format()
+    tasks = {name: find_task(name, runner.execution.data_dir, how) for name in (*study.tasks, *study.shift)}
     for name in study.tasks:
         if not isinstance(tasks[name], Task):
             _require_learnable(study.method_names, name)
-    require_readable(study.shift, runner.execution.data_dir)
+    require_readable(study.shift, runner.execution.data_dir, how)
     with RunDirectory(out).locked():
         return _Comparison(study, out, runner).run()
 

@@ -86,7 +86,7 @@ class Comparison(Study):
 
         if self.methods != ("all",):
             return self.methods
-        options = all(isinstance(find_task(task), Task) for task in self.tasks)
+        options = all(isinstance(find_task(task, how=self.data.own_format()), Task) for task in self.tasks)
         return tuple(name for name, method in METHODS.items() if options or not method.needs_options)
 
     def config(self, task: str, method: str, seed: int, trial: Trial = OWN) -> RunConfig:

@@ -15,7 +15,7 @@ from bayeslora.studies.execution import Execution
 from bayeslora.studies.plan import Job, StudyJob
 from bayeslora.studies.pool import Workers
 from bayeslora.studies.worker import RunWorker
-from bayeslora.tasks import Task, find_task, require_gold
+from bayeslora.tasks import OwnFormat, Task, find_task, require_gold
 
 TOLD = (*METRICS, "cot_nll", "cot_ece")
 """Metrics reported for a finished run, if it has them."""
@@ -69,10 +69,10 @@ class Runner:
         self._workers.run(missing, tell)
 
 
-def require_readable(tasks: Sequence[str], data_dir: Path | None) -> None:
+def require_readable(tasks: Sequence[str], data_dir: Path | None, how: OwnFormat) -> None:
     """Refuse tasks whose test questions cannot be read, or have no answers, before any run."""
     for name in tasks:
-        task = find_task(name, data_dir)
+        task = find_task(name, data_dir, how)
         if isinstance(task, Task):
             require_gold(task.load("test").items)
 

@@ -14,7 +14,7 @@ from bayeslora.tasks.encode import EncodedItem, Questions, Scoring, continuation
 from bayeslora.tasks.file import make_item, read_items
 from bayeslora.tasks.own import OwnFormat
 from bayeslora.tasks.problems import Problem, ProblemTask
-from bayeslora.tasks.registry import TASKS, find_task, load_task
+from bayeslora.tasks.registry import TASKS, find_task, load_task, require_options
 from bayeslora.tasks.text import TextTask
 from bayeslora.tasks.tokens import EncodedText, TokenTask
 from bayeslora.tasks.urns import distance_to_truth, make_urns, truth_entropy, urns_task
@@ -48,6 +48,7 @@ __all__ = [
     "make_urns",
     "read_items",
     "require_gold",
+    "require_options",
     "truth_entropy",
     "urns_task",
 ]

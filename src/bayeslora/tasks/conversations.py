@@ -8,7 +8,7 @@ stop there. ``prompt`` and ``completion`` may be messages too; as plain texts th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -222,15 +222,3 @@ def truncate(text: EncodedText, max_tokens: int) -> EncodedText:
     kept = max(0, max_tokens - len(text.prompt_ids))
     counted = None if text.counted is None else text.counted[:kept]
     return EncodedText(text.id, text.prompt_ids[:max_tokens], text.target_ids[:kept], counted)
-
-
-def marked(text: EncodedText, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, bool]]:
-    """Pieces of a text in order, with whether they are learnt."""
-    counted = (True,) * len(text.target_ids) if text.counted is None else text.counted
-    ids = [*text.prompt_ids, *text.target_ids]
-    learnt = [*(False for _ in text.prompt_ids), *counted]
-    start = 0
-    for k in range(1, len(ids) + 1):
-        if k == len(ids) or learnt[k] != learnt[start]:
-            yield str(tokenizer.decode(ids[start:k])), learnt[start]
-            start = k

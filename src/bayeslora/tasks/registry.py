@@ -59,7 +59,11 @@ def find_task(
 
 def load_task(name_or_path: str | Path, data_dir: str | Path | None = None, how: OwnFormat | None = None) -> Task:
     """A task of questions with options; others are refused (see :func:`find_task`)."""
-    task = find_task(name_or_path, data_dir, how)
+    return require_options(find_task(name_or_path, data_dir, how))
+
+
+def require_options(task: Task | TokenTask[Any]) -> Task:
+    """A task of questions with options; others are refused."""
     if not isinstance(task, Task):
         raise InputError(
             f"task {task.name!r} has no questions with options, which are needed here; choose another task"

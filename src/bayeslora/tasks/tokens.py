@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -78,3 +78,15 @@ def tokens_digest(texts: Sequence[EncodedText]) -> str:
         counted = () if text.counted is None else (text.counted,)
         digest.update(repr((text.prompt_ids, text.target_ids, *counted)).encode())
     return digest.hexdigest()
+
+
+def marked(text: EncodedText, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, bool]]:
+    """Pieces of a text in order, with whether they are learnt."""
+    counted = (True,) * len(text.target_ids) if text.counted is None else text.counted
+    ids = [*text.prompt_ids, *text.target_ids]
+    learnt = [*(False for _ in text.prompt_ids), *counted]
+    start = 0
+    for k in range(1, len(ids) + 1):
+        if k == len(ids) or learnt[k] != learnt[start]:
+            yield str(tokenizer.decode(ids[start:k])), learnt[start]
+            start = k

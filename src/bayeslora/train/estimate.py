@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import masking_utils
 
 from bayeslora.adapter.base import ATTRIBUTE, find_any_holder
 from bayeslora.adapter.draw_expansion import Stack
@@ -33,6 +34,14 @@ ADAM_BYTES = 16
 """Bytes per trained scalar: its value, its gradient and two moments, in float32."""
 
 GIB = 2**30
+
+SHOWN = 3
+"""Number of training examples to show."""
+
+LONGEST_PIECE = 600
+"""Longest piece of an example to show whole, in characters."""
+
+Example = tuple[tuple[str, bool], ...]
 
 REACHED = 0.4
 """Approximate share of the speed of a matrix product that training reaches."""
@@ -54,6 +63,7 @@ class Estimate:
         flops: of all steps, forward and backward.
         seconds: at the assumed speed.
         tflops: that speed.
+        examples: some training examples as the model reads them: pieces of text, with whether they are learnt.
     """
 
     parameters: int
@@ -67,6 +77,7 @@ class Estimate:
     flops: float
     seconds: float
     tflops: float
+    examples: tuple[Example, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -92,8 +103,21 @@ class Estimate:
                 f"steps          {self.steps} at most, {self.tokens / 1e6:.2f} million tokens",
                 f"time           about {_duration(self.seconds)} of training at {self.tflops:.2g} TFLOP/s; evaluation comes on "
                 "top",
+                *(
+                    f"\nexample {number}, of which [[this]] is learnt:\n{_marked(it)}"
+                    for number, it in enumerate(self.examples, 1)
+                ),
             ]
         )
+
+
+def _marked(example: Example) -> str:
+    """An example as text, shortened in the middle of long pieces, with marks around what is learnt."""
+    return "".join(f"[[{_shortened(text)}]]" if learnt else _shortened(text) for text, learnt in example)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_PIECE else f"{text[: LONGEST_PIECE // 2]} ... {text[-LONGEST_PIECE // 2 :]}"
 
 
 def _duration(seconds: float) -> str:
@@ -133,7 +157,7 @@ def estimate(
     runner.config = replace(config, training=replace(config.training, cache_trunk=False))  # meta tensors hold no data
     runner.bind(model, None)
     with _lean_attention():
-        kept = _kept(model, runner, _largest_batch(runner, config.training.micro_batch or size))
+        kept = _kept(model, runner, runner.largest_batch(config.training.micro_batch or size))
     forward = parameters - idle - (below if config.training.cache_trunk else 0)
     backward = (2 if config.training.gradient_checkpointing else 1) * (parameters - idle - below)
     flops = 2.0 * (forward + backward) * tokens
@@ -151,6 +175,7 @@ def estimate(
         flops=flops,
         seconds=flops / (tflops * 1e12),
         tflops=tflops,
+        examples=tuple(tuple(runner.show(it)) for it in runner.examples[:SHOWN]),
     )
 
 
@@ -184,11 +209,6 @@ def _trainings(config: RunConfig) -> int:
     return 0 if config.start_from else method.loras(config.adapter.settings)
 
 
-def _largest_batch(runner: TaskRunner, size: int) -> Sequence[Named]:
-    """The longest examples, an upper bound for every batch."""
-    return sorted(runner.examples, key=runner.length, reverse=True)[:size]
-
-
 def _kept(model: nn.Module, runner: TaskRunner, batch: Sequence[Named]) -> int:
     """Bytes that a training step keeps for its backward pass, without the weights."""
     weights = {p.untyped_storage()._cdata for p in model.parameters()}
@@ -217,17 +237,18 @@ class _Attention(torch.autograd.Function):
 
 @contextmanager
 def _lean_attention() -> Iterator[None]:
-    """Use GPU-like attention inside the block; on ``meta`` torch would use the plain formula."""
-    own = F.scaled_dot_product_attention
+    """Use GPU-like attention inside the block; on ``meta`` torch would use the plain formula. Nor may transformers look for
+    several texts in one row, which would read values."""
+    own, find_packed = F.scaled_dot_product_attention, masking_utils.find_packed_sequence_indices
 
     def attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
         return _Attention.apply(query, key, value)
 
-    F.scaled_dot_product_attention = attention
+    F.scaled_dot_product_attention, masking_utils.find_packed_sequence_indices = attention, lambda position_ids: None
     try:
         yield
     finally:
-        F.scaled_dot_product_attention = own
+        F.scaled_dot_product_attention, masking_utils.find_packed_sequence_indices = own, find_packed
 
 
 def _once(model: nn.Module) -> list[nn.Parameter]:

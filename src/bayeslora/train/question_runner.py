@@ -122,6 +122,11 @@ class QuestionRunner(TaskRunner):
         """Number of tokens of a question."""
         return packed_length(example.encoded)
 
+    def show(self, example: Example) -> list[tuple[str, bool]]:
+        """The prompt of a question and its right option."""
+        decode, encoded = self._loaded.tokenizer.decode, example.encoded
+        return [(str(decode(encoded.prompt_ids)), False), (str(decode(encoded.option_ids[example.gold])), True)]
+
     @property
     def counts(self) -> dict[str, Any]:
         """Number of questions of every split, and what was left out."""

@@ -89,6 +89,14 @@ class TaskRunner(ABC):
     def length(self, example: Any) -> int:
         """Number of tokens of an example."""
 
+    def largest_batch(self, size: int) -> Sequence[Named]:
+        """A batch that takes at least as much memory as any other of this size: the longest examples."""
+        return sorted(self.examples, key=self.length, reverse=True)[:size]
+
+    @abstractmethod
+    def show(self, example: Any) -> list[tuple[str, bool]]:
+        """An example as the model reads it: pieces of text in order, with whether they are learnt."""
+
     @property
     @abstractmethod
     def counts(self) -> dict[str, Any]:

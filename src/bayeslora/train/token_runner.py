@@ -20,6 +20,7 @@ from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.predictors import make_token_predictor
 from bayeslora.runs.split_evaluation import EvaluatedSplit, TokenEvaluator, chosen, require_evaluable
 from bayeslora.tasks import EncodedText, ProblemTask, TokenTask
+from bayeslora.tasks.tokens import marked
 from bayeslora.train.objective import TokenObjective
 from bayeslora.train.task_runner import TaskRunner, splits_of
 
@@ -115,6 +116,14 @@ class TokenRunner(TaskRunner):
     def length(self, example: EncodedText) -> int:
         """Number of tokens of a text."""
         return len(example)
+
+    def largest_batch(self, size: int) -> Sequence[EncodedText]:
+        """The longest text repeated, to which a batch of the longest would be padded."""
+        return [max(self._lessons, key=self.length)] * min(size, len(self._lessons))
+
+    def show(self, example: EncodedText) -> list[tuple[str, bool]]:
+        """The tokens of a text as text."""
+        return list(marked(example, self._loaded.tokenizer))
 
     @property
     def counts(self) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def tune(
     check_count("workers", execution.workers)
     if out.exists() and not out.is_dir():
         raise InputError(f"{out}: is a file; choose a directory")
-    load_task(tuning.run.task, execution.data_dir)
+    load_task(tuning.run.task, execution.data_dir, tuning.run.data.own_format())
     space = Space(tuning.axes, replace(tuning.run, report_split="validation"))
     open_log(out / "trials.json", to_dict(tuning))  # refuse another search before writing anything
     settings, report = execution.settings, execution.report
