@@ -274,9 +274,9 @@ def test_the_passage_and_the_order_of_choices_are_read(trained: Path, capsys: py
         (["--question", "Why?", "--choice", "so", "--choice", ""], "empty choice"),
         (["--question", "Why?", "--choice", "so", "--choice", " so "], "two choices are equal"),
         (["--question", " ", "--choice", "so", "--choice", "not so"], "empty question"),
-        (["--question", "Why?", "--choice", "so", "--input", "file.jsonl"], "either --question"),
-        (["--choice", "so", "--choice", "not so"], "either --question"),
-        ([], "either --question"),
+        (["--question", "Why?", "--choice", "so", "--input", "file.jsonl"], "one of --question"),
+        (["--choice", "so", "--choice", "not so"], "one of --question"),
+        ([], "one of --question"),
         (["--input", "file.jsonl", "--choice", "so"], "--choice, --passage and --bare belong to --question"),
         (
             ["--question", "Why?", "--choice", "so", "--choice", "no", "--output", "o.jsonl"],

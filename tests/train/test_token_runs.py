@@ -299,7 +299,7 @@ def test_answers_are_taken_from_boxes_and_checked(data: Path, tmp_path: Path, so
 
 
 def test_problems_that_are_too_long_are_not_learnt_but_counted(data: Path, tmp_path: Path) -> None:
-    lessons = find_task("math", data).encode_lessons("train", make_tokenizer(), 10**6)
+    lessons = find_task("math", data).encode_lessons("train", make_tokenizer(), 10**6).texts
     limit = min(map(len, lessons))
     config = math_config(data=DataConfig(max_tokens=limit), prediction=PredictionConfig(samples=2, solutions=0))
     result = train(config, tmp_path / "run", RunContext(data_dir=data))

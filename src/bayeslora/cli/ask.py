@@ -17,6 +17,8 @@ from bayeslora.errors import InputError
 from bayeslora.train.errors import RunsFailed
 
 if TYPE_CHECKING:
+    from bayeslora.predict.calibrate import Calibration
+    from bayeslora.predict.generation.confidence import WrittenAnswer
     from bayeslora.runs.trained import TrainedModel
 
 
@@ -28,6 +30,8 @@ class Predict(OfDraws):
     """The question."""
     choice: UseAppendAction[tuple[str, ...]] = ()
     """A choice; give the option once for each."""
+    text: str | None = None
+    """A text to classify, for runs that were trained on texts with labels."""
     passage: str = ""
     """Passage that the question refers to."""
     bare: bool = False
@@ -45,8 +49,8 @@ class Predict(OfDraws):
 
     def run(self) -> None:
         """Answer one question in words, or a file of them in JSON lines."""
-        if (self.question is None) == (self.input is None):
-            raise InputError("give either --question with --choice, or --input FILE")
+        if sum(given is not None for given in (self.question, self.text, self.input)) != 1:
+            raise InputError("give one of --question with --choice, --text, and --input FILE")
         if self.input is None and self.output is not None:
             raise InputError("--output belongs to --input; give that, or leave it out: a single answer is printed")
         if self.input is not None and (self.choice or self.passage or self.bare):
@@ -66,11 +70,19 @@ class Predict(OfDraws):
     def _answer_one(self) -> None:
         from bayeslora.tasks import make_item
 
-        item = make_item(self.question or "", self.choice, self.passage, bare=self.bare)
-        with self._ready() as trained:
-            answer = trained.answers(trained.predict([item]), self.level)[0]
+        asked = {}
+        if self.text is not None:
+            if self.choice or self.passage or self.bare:
+                raise InputError("--choice, --passage and --bare belong to --question; leave them out with --text")
+            with self._ready() as trained:
+                (answer,) = trained.classify([self.text], self.level)
+        else:
+            item = make_item(self.question or "", self.choice, self.passage, bare=self.bare)
+            asked = {"id": item.id}
+            with self._ready() as trained:
+                answer = trained.answers(trained.predict([item]), self.level)[0]
         if self.json:
-            print(json.dumps({"id": item.id, **asdict(answer)}, ensure_ascii=False))
+            print(json.dumps({**asked, **asdict(answer)}, ensure_ascii=False))
             return
         for choice, probability in zip(answer.choices, answer.probabilities, strict=True):
             print(f"{probability:6.1%}  {choice}")
@@ -137,6 +149,9 @@ class Generate(OfDraws):
     """A text that ends generation; give the option once for each."""
     seed: int = 0
     """Seed of the weights and of the tokens."""
+    confidence: bool = False
+    """Also report a confidence in the text as an answer: every draw answers by itself, and calibration turns their agreement
+    and the probability of the text into one number. The model abstains if that is below the calibrated threshold."""
 
     def run(self) -> None:
         """Generate, with the text on stdout."""
@@ -151,6 +166,9 @@ class Generate(OfDraws):
         )
         prompt = [{"role": "user", "content": self.prompt}] if self.chat else self.prompt
         with self.loaded(raw=False) as trained:
+            if self.confidence:
+                self._print_answer(trained.answer([prompt], writing)[0], trained.calibration)
+                return
             (written,) = trained.generate([prompt], writing)
         if self.json:
             found = {"log_likelihood": written.log_likelihood, "mutual_information": written.mutual_information}
@@ -161,6 +179,18 @@ class Generate(OfDraws):
         print(
             f"\n{tokens} tokens; per token: log-likelihood {written.log_likelihood / tokens:.2f}, uncertainty "
             f"{sum(written.entropy) / tokens:.2f} nats, of which {written.mutual_information / tokens:.3f} from the weights"
+        )
+
+    def _print_answer(self, answer: WrittenAnswer, calibration: Calibration) -> None:
+        if self.json:
+            print(json.dumps(answer.to_dict(), ensure_ascii=False))
+            return
+        print(answer.text if not answer.abstains else f"I am not sure. I would say: {answer.text}")
+        how = "calibrated" if calibration.confidence is not None else "probability of the text, not calibrated"
+        said = "; ".join(f"{text!r} {share:.0%}" for text, share in answer.alternatives)
+        print(
+            f"\nconfidence {answer.confidence:.0%} ({how}); {answer.agreement.share:.0%} of the draws say the same"
+            + (f", others: {said}" if said else "")
         )
 
 

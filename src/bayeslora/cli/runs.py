@@ -156,7 +156,11 @@ class Calibrate(OfDraws, DataOptions):
 
 def _print_calibration(found: Calibration) -> None:
     layers = "" if found.draw_layers == "all" else f", draws in layers {found.draw_layers}"
-    print(f"posterior scale {found.posterior_scale:g}, temperature {found.temperature:.3f}{layers}")
+    if found.confidence is None:
+        print(f"posterior scale {found.posterior_scale:g}, temperature {found.temperature:.3f}{layers}")
+    else:
+        weights = zip(found.confidence.features, found.confidence.weights, strict=True)
+        print("confidence by " + ", ".join(f"{name} {weight:+.2f}" for name, weight in weights))
     if found.threshold is not None:
         print(f"answers from confidence {found.threshold:.3f} on, for {found.target}")
     for name in found.before:

@@ -9,6 +9,7 @@
 ``calibrated.jsonl.gz``   the same after calibration
 ``tokens-SPLIT.safetensors``  scores of every token, for text and solutions
 ``solutions.jsonl``     solutions to problems, and whether they are right
+``answers.jsonl``       free answers with their confidence, and whether they are right
 ``result.json``         written last: a run with a result is finished
 ======================  =====================================================
 """
@@ -76,6 +77,11 @@ class RunDirectory:
     def solutions(self) -> Path:
         """Solutions to problems."""
         return self.path / "solutions.jsonl"
+
+    @property
+    def answers(self) -> Path:
+        """Free answers with their confidence."""
+        return self.path / "answers.jsonl"
 
     def lora(self, number: int) -> Path:
         """The run of one of the LoRAs that this run builds on, if none were given."""
@@ -155,7 +161,8 @@ class RunDirectory:
 
     def _clear(self) -> None:
         """Remove the run's files, the result first, so that a run without its adapter never looks finished."""
-        found = (*self.path.glob("tokens-*.safetensors"), *self.path.glob(f"{self.solutions.name}*"))
+        patterns = ("tokens-*.safetensors", f"{self.solutions.name}*", f"{self.answers.name}*")
+        found = [path for pattern in patterns for path in self.path.glob(pattern)]
         for path in (self.result, self.predictions, self.calibrated, self.checkpoint, *found):
             path.unlink(missing_ok=True)
         for folder in (self.adapter, *self.path.glob("lora-[0-9]*")):

@@ -13,7 +13,6 @@ from bayeslora.runs.result import RunResult
 from bayeslora.runs.saved_config import to_dict
 from bayeslora.runs.split_evaluation import (
     EvaluatedSplit,
-    TokenEvaluator,
     evaluate_questions,
     read_reference,
     require_evaluable,
@@ -83,8 +82,7 @@ def _evaluate(
     if reference is not None:
         read_reference(reference, split)  # fail early
     texts = task.encode(split, trained.loaded.tokenizer, trained.config.data.max_tokens)
-    evaluator = TokenEvaluator(trained.config, trained.model, trained.loaded, trained.token_predictor(), trained.report)
-    evaluated = evaluator(task, split, texts, None if out is None else RunDirectory(out), reference)
+    evaluated = trained.token_evaluator()(task, split, texts, None if out is None else RunDirectory(out), reference)
     return evaluated, {"texts": len(texts), "tokens": sum(text.terms for text in texts)}
 
 

@@ -50,9 +50,11 @@ class RunResult(Mapping[str, Any]):
         predictions: file with the predictions.
         calibrated: the same after calibration: metrics, intervals, file and what was chosen.
         tokens: number of evaluated tokens.
-        solutions: number of generated solutions.
+        solutions: number of generated solutions or free answers.
         validation: metrics on the validation split, for text.
         found: values that a post-hoc fit found.
+        kind: of the task: questions, labels, answers, conversations, text or problems.
+        labels: of texts to classify.
     """
 
     schema: int = SCHEMA
@@ -80,6 +82,8 @@ class RunResult(Mapping[str, Any]):
     solutions: int | None = None
     validation: Mapping[str, Any] | None = None
     found: Mapping[str, Any] | None = None
+    kind: str | None = None
+    labels: Sequence[str] | None = None
 
     @classmethod
     def read(cls, values: Mapping[str, Any], path: Path) -> RunResult:

@@ -8,18 +8,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from bayeslora.adapter.base import find_any_holder
 from bayeslora.errors import InputError
 from bayeslora.methods import find_method
 from bayeslora.models import LoadedModel
 from bayeslora.predict.calibrate import Calibration
+from bayeslora.predict.generation import Writing
+from bayeslora.predict.generation.confidence import AnswerWriter
 from bayeslora.predict.questions.predictions import Predictions
 from bayeslora.predict.tokens.predictor import TokenPredictions, TokenPredictor, read_token_predictions
 from bayeslora.progress import Reporter
 from bayeslora.runs.config import RunConfig
 from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.free_answers import MOST_TOKENS, answer_metrics, make_answering, with_confidence
 from bayeslora.runs.saved_config import to_dict
-from bayeslora.runs.solving import Solver, solve, solving_metrics
-from bayeslora.tasks import EncodedText, ProblemTask, TokenTask
+from bayeslora.runs.solving import make_solver, solving_metrics
+from bayeslora.tasks import AnswerTask, EncodedText, FreeQuestion, ProblemTask, TokenTask
 from bayeslora.tasks.boxed import require_checker
 
 if TYPE_CHECKING:
@@ -83,6 +87,7 @@ class TokenEvaluator:
         loaded: the base model with its tokenizer.
         predictor: predicts tokens.
         report: receives progress reports.
+        calibration: for metrics of free answers after calibration.
     """
 
     config: RunConfig
@@ -90,6 +95,7 @@ class TokenEvaluator:
     loaded: LoadedModel
     predictor: TokenPredictor
     report: Reporter
+    calibration: Calibration | None = None
 
     def __call__(
         self,
@@ -105,15 +111,57 @@ class TokenEvaluator:
             predictions = predictions.with_reference(read_reference(reference, split), str(reference))
         elif self.config.method == "lora" and self.predictor.calibration.temperature == 1.0:
             predictions = predictions.with_reference(predictions, "itself")
-        if not isinstance(task, ProblemTask):
-            return _evaluated(predictions, split, predictions.metrics(), {})
-        records = self._records(task, split, directory)
+        if isinstance(task, ProblemTask):
+            return self._solved(task, split, predictions, directory)
+        if isinstance(task, AnswerTask):
+            return self._answered(task, split, predictions, directory)
+        return _evaluated(predictions, split, predictions.metrics(), {})
+
+    def _solved(
+        self, task: ProblemTask, split: str, predictions: TokenPredictions, directory: RunDirectory | None
+    ) -> EvaluatedSplit:
+        """Evaluate solutions that are generated, and the tokens of the reference solutions."""
+        config = self.config.prediction
+        solver = make_solver(
+            self.model,
+            self.loaded.tokenizer,
+            self.predictor.sampling,
+            max_new_tokens=config.max_new_tokens,
+            batch_tokens=config.batch_tokens,
+        )
+        problems = chosen(task.load(split), config.solutions, "solutions")
+        path = None if directory is None else directory.solutions
+        records = solver.records(problems, path, self._settings(task, split), self.report.stage("solving"))
         figures = solving_metrics(records) if records else {}
         figures |= {f"{COT}{name}": value for name, value in predictions.metrics().items()}
         return _evaluated(predictions, split, figures, {"solutions": len(records)})
 
-    def _records(self, task: ProblemTask, split: str, directory: RunDirectory | None) -> list[dict[str, Any]]:
-        settings = {
+    def _answered(
+        self, task: AnswerTask, split: str, predictions: TokenPredictions, directory: RunDirectory | None
+    ) -> EvaluatedSplit:
+        """Evaluate free answers that are generated with their confidence, and the tokens of the reference answers."""
+        records = self.answers(task, split, None if directory is None else directory.answers)
+        own = {"nll": predictions.metrics()["nll"]}
+        figures = own | (answer_metrics(records) if records else {})
+        more: dict[str, Any] = {"solutions": len(records)}
+        if self.calibration is not None and self.calibration.confidence is not None and records:
+            after = answer_metrics(with_confidence(records, self.calibration))
+            more["calibrated"] = {"threshold": self.calibration.threshold, "metrics": own | after, "intervals": {}}
+        return _evaluated(predictions, split, figures, more)
+
+    def answers(self, task: AnswerTask, split: str, path: Path | None = None) -> list[dict[str, Any]]:
+        """Answers to the questions of a split, with the confidence that they have before calibration."""
+        tokens = min(MOST_TOKENS, self.config.prediction.max_new_tokens)
+        sampling = self.predictor.sampling
+        writer = AnswerWriter(self.model, self.loaded.tokenizer, sampling, Writing(max_new_tokens=tokens))
+        draws = max(1, sampling.count(find_any_holder(self.model)))
+        answering = make_answering(writer, self.config.prediction.batch_tokens, draws)
+        questions: list[FreeQuestion] = chosen(task.load(split), self.config.prediction.solutions, "solutions")
+        return answering.records(questions, path, self._settings(task, split), self.report.stage("answering"))
+
+    def _settings(self, task: TokenTask[Any], split: str) -> dict[str, Any]:
+        """All that generated texts depend on."""
+        return {
             "config": to_dict(self.config),
             "task": task.name,
             "split": split,
@@ -121,19 +169,6 @@ class TokenEvaluator:
             "draw_layers": self.predictor.sampling.layers,
             "posterior_scale": self.predictor.calibration.posterior_scale,
         }
-        problems = chosen(task.load(split), self.config.prediction.solutions, "solutions")
-        path = None if directory is None else directory.solutions
-        return solve(self._solver, problems, path, settings, self.report.stage("solving")) if problems else []
-
-    @property
-    def _solver(self) -> Solver:
-        return Solver(
-            self.model,
-            self.loaded.tokenizer,
-            sampling=self.predictor.sampling,
-            max_new_tokens=self.config.prediction.max_new_tokens,
-            batch_tokens=self.config.prediction.batch_tokens,
-        )
 
 
 def _evaluated(
@@ -163,10 +198,11 @@ def read_reference(path: Path, split: str) -> TokenPredictions:
 
 
 def require_evaluable(config: RunConfig, task: TokenTask[Any], samples: int) -> None:
-    """Refuse early what would fail at the end: solutions that could not be generated or checked."""
-    if not isinstance(task, ProblemTask) or config.prediction.solutions == 0:
+    """Refuse early what would fail at the end: solutions or answers that could not be generated or checked."""
+    if not isinstance(task, (ProblemTask, AnswerTask)) or config.prediction.solutions == 0:
         return
-    require_checker()
+    if isinstance(task, ProblemTask):
+        require_checker()
     if samples > 1 and find_method(config.method).foreign() is not None:
         raise InputError(
             f"method {config.method!r} is an adapter of PEFT's own, which cannot average draws while it writes solutions; use "

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from peft import PeftModel
 from peft.utils import CONFIG_NAME
 
 from bayeslora.adapter.loading import load_adapter
 from bayeslora.adapter.sampling import Sampling
-from bayeslora.errors import InputError
+from bayeslora.errors import InputError, did_you_mean
 from bayeslora.layer_ranges import check_depth
 from bayeslora.methods import find_method
 from bayeslora.models import LoadedModel
 from bayeslora.predict.calibrate import Calibration, describe_target, require_enough
 from bayeslora.predict.calibrate.fit import predict_both, set_scale, tuner_of
 from bayeslora.predict.generation import Prompt, Writing, generate
+from bayeslora.predict.generation.confidence import AnswerWriter, WrittenAnswer
 from bayeslora.predict.generation.results import Generation, Watch
 from bayeslora.predict.questions.answers import Answer, make_answers
 from bayeslora.predict.questions.predictions import Predictions
@@ -29,9 +31,26 @@ from bayeslora.progress import Reporter, Silent
 from bayeslora.runs.calibration import calibration_of_method, choose_calibration, save_calibration
 from bayeslora.runs.config import RunConfig, check_samples
 from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.free_answers import calibrate_answers
 from bayeslora.runs.predictors import load_base, make_predictor, make_scorer, make_token_predictor
+from bayeslora.runs.result import RunResult
 from bayeslora.runs.saved_config import from_dict
-from bayeslora.tasks import Item, OwnFormat, Task, TokenTask, find_task, make_item, require_gold, require_options
+from bayeslora.runs.split_evaluation import TokenEvaluator
+from bayeslora.tasks import (
+    AnswerTask,
+    Item,
+    OwnFormat,
+    Task,
+    TokenTask,
+    find_task,
+    make_item,
+    require_gold,
+    require_options,
+)
+from bayeslora.tasks.answers import FreeQuestion, ask_freely
+from bayeslora.tasks.file import question_item
+from bayeslora.tasks.labelled import labelled_item
+from bayeslora.tasks.rows import normalise
 
 if TYPE_CHECKING:
     from transformers.generation import BaseStreamer
@@ -69,14 +88,20 @@ class TrainedModel:
         """Answer one question; ``level`` is that of the prediction set, and a ``bare`` question has no prompt template."""
         return self.answers(self.predict([make_item(question, choices, passage, bare=bare)]), level)[0]
 
-    def predict(self, items: Sequence[Item]) -> Predictions:
-        """Predictions of many questions, in their order."""
-        return self.predictor()(items, advance=self.report.stage("predicting"))
+    def predict(self, items: Sequence[Item | Mapping[str, Any]]) -> Predictions:
+        """Predictions of many questions, in their order. A question may be given as the fields of a row:
+        ``{"question": ..., "choices": [...]}``."""
+        asked = [it if isinstance(it, Item) else question_item(it) for it in items]
+        return self.predictor()(asked, advance=self.report.stage("predicting"))
 
     def answers(self, predictions: Predictions, level: float = 0.9) -> list[Answer]:
         """Predictions as answers, one by one, with prediction sets of this level if the run is calibrated."""
         return make_answers(predictions, self.calibration, level)
 
+    @overload
+    def generate(self, prompts: str, writing: Writing | None = None, **settings: Any) -> Generation: ...
+
+    @overload
     def generate(
         self,
         prompts: Sequence[Prompt],
@@ -85,20 +110,79 @@ class TrainedModel:
         streamer: BaseStreamer | None = None,
         top: int = 0,
         watch: Watch | None = None,
-    ) -> list[Generation]:
+        **settings: Any,
+    ) -> list[Generation]: ...
+
+    def generate(
+        self,
+        prompts: str | Sequence[Prompt],
+        writing: Writing | None = None,
+        *,
+        streamer: BaseStreamer | None = None,
+        top: int = 0,
+        watch: Watch | None = None,
+        **settings: Any,
+    ) -> Generation | list[Generation]:
         """Continue texts or chats with tokens from the averaged distribution and their uncertainty; see
-        :func:`bayeslora.predict.generation.generate`."""
-        return generate(
+        :func:`bayeslora.predict.generation.generate`.
+
+        One text gives one generation, a list gives a list. Settings of :class:`bayeslora.predict.generation.Writing` may be
+        given by name: ``model.generate("Once", max_new_tokens=5)``.
+        """
+        found = generate(
             self.model,
             self.loaded.tokenizer,
-            prompts,
-            writing,
+            [prompts] if isinstance(prompts, str) else prompts,
+            _writing(writing, settings),
             samples=self.samples,
             layers=self.draw_layers,
             streamer=streamer,
             top=top,
             watch=watch,
         )
+        return found[0] if isinstance(prompts, str) else found
+
+    @overload
+    def answer(self, prompts: str, writing: Writing | None = None, **settings: Any) -> WrittenAnswer: ...
+
+    @overload
+    def answer(
+        self, prompts: Sequence[Prompt], writing: Writing | None = None, **settings: Any
+    ) -> list[WrittenAnswer]: ...
+
+    def answer(
+        self, prompts: str | Sequence[Prompt], writing: Writing | None = None, **settings: Any
+    ) -> WrittenAnswer | list[WrittenAnswer]:
+        """Answer in free text, with a confidence, the agreement between draws and what else they would say.
+
+        A text is asked as the questions of the run's own task were, or as a user's message where the model has a chat
+        template; a chat is given as its messages.
+        """
+        tokenizer, writing = self.loaded.tokenizer, _writing(writing, settings)
+        asked = [self._asked(it) for it in ([prompts] if isinstance(prompts, str) else prompts)]
+        found = AnswerWriter(self.model, tokenizer, self._sampling, writing, self.calibration)(asked)
+        return found[0] if isinstance(prompts, str) else found
+
+    def _asked(self, prompt: Prompt) -> Prompt:
+        """A prompt for a free answer."""
+        if not isinstance(prompt, str):
+            return prompt
+        if self.result is not None and self.result.kind == AnswerTask.kind:
+            return ask_freely(FreeQuestion("", prompt), self.loaded.tokenizer)
+        return prompt if self.loaded.tokenizer.chat_template is None else [{"role": "user", "content": prompt}]
+
+    @cached_property
+    def result(self) -> RunResult | None:
+        """The result of the run, if it has one."""
+        return self.directory.read_result() if self.directory.result.exists() else None
+
+    def classify(self, texts: Sequence[str], level: float = 0.9) -> list[Answer]:
+        """Labels of texts, for a run that was trained to classify."""
+        labels = None if self.result is None else self.result.labels
+        if labels is None:
+            raise InputError("this run was not trained to classify texts; use ask, with the choices of a question")
+        items = [labelled_item(str(number), normalise(text), labels) for number, text in enumerate(texts)]
+        return self.answers(self.predict(items), level)
 
     def evaluate(self, task: str | None = None, split: str = "test", data_dir: Path | None = None) -> Predictions:
         """Predictions on a split of a task with answers, by default the one it was trained on."""
@@ -134,22 +218,32 @@ class TrainedModel:
         list other doubts.
 
         With a ``tolerance``, draws differ in as few upper layers as cost at most that much NLL. Everything is chosen on
-        held-out questions, by default those of the validation split. PEFT's own adapters have no scale to choose.
+        held-out questions, by default those of the validation split. PEFT's own adapters have no scale to choose. Of free
+        answers the confidence is fitted, and the threshold chosen.
         """
         if error_rate is not None or coverage is not None:
             describe_target(error_rate, coverage)  # fail early
         name = task or self.config.task
-        items = _with_answers(require_options(self.find_task(name, data_dir)), split)
-        require_enough(len(items), f"{name}, {split}")
-        scorer = make_scorer(self.model, self.loaded, self.config, None)  # scores the same questions repeatedly
-        found = choose_calibration(
-            self._predictor_with(scorer),
-            items,
-            error_rate=error_rate,
-            coverage=coverage,
-            tolerance=tolerance,
-            advance=self.report.stage("calibrating"),
-        )
+        source = self.find_task(name, data_dir)
+        if isinstance(source, AnswerTask):
+            if tolerance is not None:
+                raise InputError("tolerance is for questions with options; leave it out")
+            records = self.token_evaluator().answers(source, split)
+            require_enough(len(records), f"{name}, {split}")
+            found = calibrate_answers(records, error_rate=error_rate, coverage=coverage)
+            found = replace(found, draw_layers=self.draw_layers, samples=self.samples or None)
+        else:
+            items = _with_answers(require_options(source), split)
+            require_enough(len(items), f"{name}, {split}")
+            scorer = make_scorer(self.model, self.loaded, self.config, None)  # scores the same questions repeatedly
+            found = choose_calibration(
+                self._predictor_with(scorer),
+                items,
+                error_rate=error_rate,
+                coverage=coverage,
+                tolerance=tolerance,
+                advance=self.report.stage("calibrating"),
+            )
         self.draw_layers = found.draw_layers
         self.calibration = replace(found, task=name, split=split)
         save_calibration(self.calibration, self.model, self.directory)
@@ -172,6 +266,12 @@ class TrainedModel:
         predictor = make_token_predictor(self.model, self.loaded, self.config)
         return replace(predictor, sampling=self._sampling, calibration=self.calibration)
 
+    def token_evaluator(self) -> TokenEvaluator:
+        """Make an evaluator of texts, solutions and free answers."""
+        return TokenEvaluator(
+            self.config, self.model, self.loaded, self.token_predictor(), self.report, self.calibration
+        )
+
     def predict_both(self, items: Sequence[Item]) -> tuple[Predictions, Predictions | None]:
         """Predictions as trained and, if the run is calibrated, after calibration."""
         calibration = replace(self.calibration, draw_layers=self.draw_layers) if self.calibration != self.own else None
@@ -185,6 +285,15 @@ class TrainedModel:
     def _predictor_with(self, scorer: Scorer) -> Predictor:
         predictor = make_predictor(scorer, self.loaded, self.config)
         return replace(predictor, sampling=self._sampling, calibration=self.calibration)
+
+
+def _writing(writing: Writing | None, settings: Mapping[str, Any]) -> Writing:
+    """Settings of generation, some of them by name."""
+    known = [f.name for f in fields(Writing)]
+    for name in settings:
+        if name not in known:
+            raise InputError(f"there is no setting {name!r}{did_you_mean(name, known)}; choose {', '.join(known)}")
+    return replace(writing or Writing(), **settings)
 
 
 def _with_answers(task: Task, split: str) -> Sequence[Item]:

@@ -10,7 +10,7 @@ import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bayeslora.errors import InputError
 from bayeslora.tasks.conversations import Completion, Conversation, encode_example, truncate
@@ -48,6 +48,8 @@ class FreeQuestion:
 @dataclass(frozen=True)
 class AnswerTask(TokenTask[tuple[FreeQuestion, ...]]):
     """A named set of questions with free answers."""
+
+    kind: ClassVar[str] = "answers"
 
     def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[EncodedText]:
         """Questions as prompts and their first answers as targets, all of them whole."""

@@ -107,7 +107,13 @@ class Splits(Generic[Content]):
 
 @dataclass(frozen=True)
 class Task(Splits[Split]):
-    """A named set of questions."""
+    """A named set of questions with options.
+
+    Attributes:
+        kind: ``questions``, or ``labels`` where all have the same options: texts to classify.
+    """
+
+    kind: str = "questions"
 
     @property
     def train(self) -> tuple[Item, ...]:

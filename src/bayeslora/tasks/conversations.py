@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bayeslora.errors import InputError, first_line
 from bayeslora.tasks.encode import beginning_ids, continuation_ids, plain_ids
@@ -64,6 +64,8 @@ Example = Conversation | Completion
 @dataclass(frozen=True)
 class ConversationTask(TokenTask[tuple[Example, ...]]):
     """A named set of conversations or completions."""
+
+    kind: ClassVar[str] = "conversations"
 
     def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[EncodedText]:
         """All of them whole, regardless of ``max_tokens``."""

@@ -147,7 +147,7 @@ def _labelled(rows: OwnRows) -> Task:
     def read(split: SplitName) -> Split:
         return Split(*rows.load(split, labelled_reader(names()), content_key, "texts"))
 
-    return Task(rows.name, f"own texts to classify in {rows.name}", read)
+    return Task(rows.name, f"own texts to classify in {rows.name}", read, kind="labels")
 
 
 def _token_task(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bayeslora.errors import InputError
 from bayeslora.tasks.base import SplitName
@@ -50,6 +50,8 @@ class Problem:
 @dataclass(frozen=True)
 class ProblemTask(TokenTask[tuple[Problem, ...]]):
     """A named set of problems."""
+
+    kind: ClassVar[str] = "problems"
 
     def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[EncodedText]:
         """Encode problems as prompts and solutions as targets, all of them whole, regardless of ``max_tokens``."""

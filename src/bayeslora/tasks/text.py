@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bayeslora.errors import InputError
 from bayeslora.tasks.base import SplitName
@@ -39,6 +39,8 @@ SOURCES: Mapping[SplitName, Source] = {
 class TextTask(TokenTask[str]):
     """A named text."""
 
+    kind: ClassVar[str] = "text"
+
     def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[EncodedText]:
         """Blocks of ``max_tokens``; the last one may be shorter."""
         ids = list(tokenizer(self.load(split), add_special_tokens=False, verbose=False).input_ids)
@@ -60,6 +62,8 @@ class Document:
 @dataclass(frozen=True)
 class DocumentTask(TokenTask[tuple[Document, ...]]):
     """Many texts, packed into blocks one after the other, with the end token between them."""
+
+    kind: ClassVar[str] = "text"
 
     def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[EncodedText]:
         """Blocks of ``max_tokens``; the last one may be shorter."""

@@ -9,7 +9,7 @@ import hashlib
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from bayeslora.tasks.base import Content, Splits
 
@@ -60,7 +60,13 @@ class Lessons:
 
 @dataclass(frozen=True)
 class TokenTask(Splits[Content]):
-    """A task whose every token is predicted."""
+    """A task whose every token is predicted.
+
+    Attributes:
+        kind: what it consists of, in a word.
+    """
+
+    kind: ClassVar[str]
 
     @abstractmethod
     def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[EncodedText]:

@@ -40,8 +40,19 @@ class QuestionRunner(TaskRunner):
 
     def __init__(self, config: RunConfig, task: Task) -> None:
         super().__init__(config)
+        self.task = task
         self._splits = _read(config, task)
         self._parts: dict[str, Questions] = {}
+
+    @property
+    def kind(self) -> str:
+        """Of the task."""
+        return self.task.kind
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The common options of texts to classify."""
+        return None if self.kind != "labels" else tuple(it.strip() for it in self._splits["train"].items[0].options)
 
     def encode(self, loaded: LoadedModel) -> None:
         """Tokenise the questions of all splits."""

@@ -310,6 +310,8 @@ class _Run:
             parameters={"trainable": trainable, "total": total},
             history=state.history,
             stopped_early=state.stopped,
+            kind=runner.kind,
+            labels=runner.labels,
             **evaluated.more,
         )
 

@@ -38,6 +38,16 @@ class TaskRunner(ABC):
     def __init__(self, config: RunConfig) -> None:
         self.config = config
 
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """Of the task: questions, labels, answers, conversations, text or problems."""
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """Of texts to classify."""
+        return None
+
     @abstractmethod
     def encode(self, loaded: LoadedModel) -> None:
         """Tokenise all data."""

@@ -11,15 +11,16 @@ from bayeslora.methods import find_method
 from bayeslora.methods.base import PostHocInputs
 from bayeslora.models import LoadedModel
 from bayeslora.posterior import Factors, Posterior
-from bayeslora.predict.calibrate import Calibration
+from bayeslora.predict.calibrate import FEWEST, Calibration
 from bayeslora.predict.questions.predictions import main_metrics
 from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Reporter
 from bayeslora.runs.config import RunConfig
 from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.free_answers import calibrate_answers
 from bayeslora.runs.predictors import make_token_predictor
 from bayeslora.runs.split_evaluation import EvaluatedSplit, TokenEvaluator, chosen, require_evaluable
-from bayeslora.tasks import EncodedText, ProblemTask, TokenTask
+from bayeslora.tasks import AnswerTask, EncodedText, ProblemTask, TokenTask
 from bayeslora.tasks.tokens import marked
 from bayeslora.train.objective import TokenObjective
 from bayeslora.train.task_runner import TaskRunner, splits_of
@@ -48,11 +49,16 @@ class TokenRunner(TaskRunner):
     def __init__(self, config: RunConfig, task: TokenTask[Any]) -> None:
         super().__init__(config)
         self._task = task
-        self.writes_as_it_evaluates = isinstance(task, ProblemTask) and config.prediction.solutions != 0
+        self.writes_as_it_evaluates = isinstance(task, (ProblemTask, AnswerTask)) and config.prediction.solutions != 0
         _require_learnable(config, task)
         require_evaluable(config, task, config.prediction.samples)
         for split in splits_of(config):
             task.load(split)
+
+    @property
+    def kind(self) -> str:
+        """Of the task."""
+        return self._task.kind
 
     def encode(self, loaded: LoadedModel) -> None:
         """Tokenise all splits."""
@@ -95,15 +101,32 @@ class TokenRunner(TaskRunner):
             fit_temperature=lambda advance: self._predictor.fit_temperature(self._texts["validation"], advance),
         )
 
+    def calibrate(self, report: Reporter) -> Calibration | None:
+        """Calibrate the confidence of free answers on the validation questions, unless the run is reported on these."""
+        task, config = self._task, self.config
+        wanted = config.prediction.calibrate == "validation" and config.prediction.solutions != 0
+        if not isinstance(task, AnswerTask) or not wanted or config.report_split == "validation":
+            return None
+        records = self._evaluator(Calibration(), report).answers(task, "validation")
+        if len(records) < FEWEST:
+            return None
+        found = calibrate_answers(records)
+        return replace(
+            found, samples=config.prediction.samples or None, task=config.task, split="validation", automatic=True
+        )
+
+    def _evaluator(self, own: Calibration, report: Reporter) -> TokenEvaluator:
+        predictor = replace(self._predictor, calibration=own)
+        return TokenEvaluator(self.config, self._model, self._loaded, predictor, report)
+
     def evaluate(
         self, own: Calibration, chosen: Calibration | None, directory: RunDirectory, report: Reporter
     ) -> EvaluatedSplit:
         """Predict and evaluate the reported split; running text is also reported on the validation split."""
-        predictor = replace(self._predictor, calibration=own)
-        evaluate = TokenEvaluator(self.config, self._model, self._loaded, predictor, report)
+        evaluate = replace(self._evaluator(own, report), calibration=chosen)
         reported = self.config.report_split
         test = evaluate(self._task, reported, self._texts[reported], directory)
-        if isinstance(self._task, ProblemTask) or reported == "validation":
+        if isinstance(self._task, (ProblemTask, AnswerTask)) or reported == "validation":
             return test
         validation = evaluate(self._task, "validation", self._texts["validation"], None)
 

@@ -18,6 +18,7 @@ from bayeslora.layer_ranges import check_depth
 from bayeslora.metrics import conformal_sets
 from bayeslora.metrics.validation import ROW_SUM_TOLERANCE, BoolArray, check_probabilities
 from bayeslora.number_checks import check_count, check_number, is_number
+from bayeslora.predict.calibrate.confidence import ConfidenceModel
 from bayeslora.predict.calibrate.temperature import LogProbabilities, apply_temperature
 
 
@@ -40,6 +41,7 @@ class Calibration:
         before: metrics on that split without calibration.
         after: metrics on that split with calibration; optimistic, since the choice was made there.
         automatic: whether it was made at the end of training, and may be replaced without ``force``.
+        confidence: computes the confidence of free answers.
     """
 
     temperature: float = 1.0
@@ -56,6 +58,7 @@ class Calibration:
     before: dict[str, float] = field(default_factory=dict)
     after: dict[str, float] = field(default_factory=dict)
     automatic: bool = False
+    confidence: ConfidenceModel | None = None
 
     def __post_init__(self) -> None:
         check_number("temperature", self.temperature, above=0)
@@ -120,6 +123,8 @@ class Calibration:
         """Read a file written by :meth:`save`; missing values get their defaults."""
         try:
             content = _parse(Path(path).read_text(encoding="utf-8"), [f.name for f in fields(cls)])
+            if content.get("confidence") is not None:
+                content["confidence"] = ConfidenceModel.from_dict(content["confidence"])
             return cls(**content)
         except OSError as error:
             raise InputError(

@@ -75,6 +75,14 @@ def choose_threshold(
         coverage: least share of questions answered, above 0 and at most 1.
     """
     confidence, correct = top_class(*check_classification(probabilities, labels, "probabilities"))
+    return threshold_for(confidence, correct, error_rate=error_rate, coverage=coverage)
+
+
+def threshold_for(
+    confidence: ArrayLike, correct: ArrayLike, *, error_rate: float | None = None, coverage: float | None = None
+) -> Threshold:
+    """:func:`choose_threshold` for any confidence ``[N]`` of answers of which ``correct [N]`` are right."""
+    confidence, correct = np.asarray(confidence, dtype=np.float64), np.asarray(correct, dtype=bool)
     target = describe_target(error_rate, coverage)
     if error_rate is not None:
         threshold = threshold_for_risk(confidence, correct, error_rate)

@@ -32,6 +32,7 @@ class Token:
     aleatoric: float
     epistemic: float
     top: Ranked = ()
+    draws: tuple[float, ...] = ()
 
 
 Watch = Callable[[Mapping[int, Token]], None]
@@ -51,6 +52,7 @@ class Generation:
         epistemic: the rest, the disagreement between draws.
         ended: whether it ended by an end token or stop text, not by the limit on tokens.
         top: the most probable tokens at every step, if requested.
+        draws: log-probability of every token under each of the draws.
     """
 
     text: str
@@ -61,6 +63,7 @@ class Generation:
     epistemic: tuple[float, ...]
     ended: bool = False
     top: tuple[Ranked, ...] = ()
+    draws: tuple[tuple[float, ...], ...] = ()
 
     @classmethod
     def of(cls, text: str, tokens: Sequence[Token], *, ended: bool) -> Generation:
@@ -74,19 +77,31 @@ class Generation:
             epistemic=tuple(token.epistemic for token in tokens),
             ended=ended,
             top=tuple(token.top for token in tokens if token.top),
+            draws=tuple(token.draws for token in tokens if token.draws),
         )
 
     @property
     def tokens(self) -> list[Token]:
         """All tokens with their statistics."""
         columns = (self.token_ids, self.probabilities, self.entropy, self.aleatoric, self.epistemic)
-        top = self.top or [()] * len(self.token_ids)
-        return [Token(*row, ranked) for row, ranked in zip(zip(*columns, strict=True), top, strict=True)]
+        top, draws = (given or [()] * len(self.token_ids) for given in (self.top, self.draws))
+        return [Token(*row) for row in zip(*columns, top, draws, strict=True)]
 
     @property
     def log_likelihood(self) -> float:
-        """Log-likelihood of the whole text under the average."""
+        """Sum of the log-probabilities of the tokens, each under the average given those before it."""
         return math.fsum(map(math.log, self.probabilities))
+
+    @property
+    def log_probability(self) -> float:
+        """Log-probability of the whole text under the average: each draw writes all of it, ``log 1/N Σ_n Π_t p_n(y_t)``."""
+        if not self.draws:
+            return self.log_likelihood
+        by_draw = [math.fsum(column) for column in zip(*self.draws, strict=True)]
+        highest = max(by_draw)
+        if highest == -math.inf:
+            return highest
+        return highest + math.log(math.fsum(math.exp(it - highest) for it in by_draw) / len(by_draw))
 
     @property
     def mutual_information(self) -> float:
@@ -110,7 +125,7 @@ class Record:
         self._top = top
         self._end_tokens = end_tokens
         self._streamer = streamer
-        self._observed: deque[tuple[Tensor, Tensor]] = deque()
+        self._observed: deque[tuple[Tensor, Tensor, Tensor]] = deque()
         self._rows: list[list[Token]] | None = None
         self._ended: set[int] = set()
 
@@ -119,7 +134,7 @@ class Record:
         draws = log_probabilities[:, :, -1]
         require_numbers(draws)
         averaged = average_draws(draws)
-        self._observed.append((averaged, torch.stack([_entropy(averaged), _entropy(draws).mean(0)], dim=-1)))
+        self._observed.append((averaged, torch.stack([_entropy(averaged), _entropy(draws).mean(0)], dim=-1), draws))
 
     def put(self, value: Tensor) -> None:
         """Receive the prompts ``[B, T]`` first, then the tokens ``[B]`` of every step."""
@@ -141,13 +156,17 @@ class Record:
             self._streamer.end()
 
     def _tokens(self, ids: Tensor) -> list[Token]:
-        averaged, entropies = self._observed.popleft()
-        taken = averaged.gather(-1, ids.to(averaged.device).unsqueeze(-1)).squeeze(-1).exp().tolist()
+        averaged, entropies, draws = self._observed.popleft()
+        index = ids.to(averaged.device).unsqueeze(-1)
+        taken = averaged.gather(-1, index).squeeze(-1).exp().tolist()
+        by_draw = draws.gather(-1, index.expand(len(draws), -1, -1)).squeeze(-1).T.tolist()
         best = averaged.topk(min(self._top, averaged.shape[-1]))
         tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return [
-            Token(token, probability, total, own, max(0.0, total - own), tuple(zip(*top, strict=True)))
-            for token, probability, (total, own), top in zip(ids.tolist(), taken, entropies.tolist(), tops, strict=True)
+            Token(token, probability, total, own, max(0.0, total - own), tuple(zip(*top, strict=True)), tuple(each))
+            for token, probability, (total, own), top, each in zip(
+                ids.tolist(), taken, entropies.tolist(), tops, by_draw, strict=True
+            )
         ]
 
     def generations(self, ends: Sequence[End]) -> list[Generation]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslora.adapter.base import find_any_holder
-from bayeslora.adapter.sampling import evaluating
+from bayeslora.adapter.sampling import Sampling, evaluating
 from bayeslora.errors import InputError
 from bayeslora.number_checks import check_count, check_number
 from bayeslora.predict.generation.results import End, Generation, Record, Watch
@@ -129,17 +129,30 @@ def generate_apart(
 ) -> list[str]:
     """Generate a separate continuation from every draw, to compare what the networks would write."""
     writing = writing or Writing()
+    return generate_by_draw(model, tokenizer, [prompt], writing, Sampling(max(1, samples), writing.seed))[0]
+
+
+@torch.no_grad()
+def generate_by_draw(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    writing: Writing,
+    sampling: Sampling,
+) -> list[list[str]]:
+    """Generate a separate continuation of every prompt from every draw, all in one batch; returns them by prompt.
+
+    They are the draws that :func:`generate` averages, if it is given the same numbers.
+    """
     holder = find_any_holder(model)
-    n = max(1, holder.draw_count(samples))
-    given = {
-        name: value.repeat(n, 1)
-        for name, value in _padded(encode_prompts(tokenizer, [prompt]), tokenizer, model).items()
-    }
+    padded = _padded(encode_prompts(tokenizer, prompts), tokenizer, model)
     with evaluating(model), holder.restoring():
-        holder.draw_from_seed(n, writing.seed)
+        n = sampling.put_into_use(holder)
+        given = {name: value.repeat(n, 1) for name, value in padded.items()}
         sequences = _generate(model, tokenizer, given, writing, None)
     written = sequences[:, given["input_ids"].shape[1] :].tolist()
-    return [End.find(ids, _end_tokens(model), writing.stop, tokenizer).text for ids in written]
+    texts = [End.find(ids, _end_tokens(model), writing.stop, tokenizer).text for ids in written]
+    return [texts[row :: len(prompts)] for row in range(len(prompts))]
 
 
 def _generate(

@@ -1,0 +1,215 @@
+"""Runs on questions with free answers: what is written, evaluated and calibrated, and how they are asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bayeslora import load_run, metrics
+from bayeslora.errors import InputError
+from bayeslora.predict.calibrate import Calibration
+from bayeslora.predict.generation.confidence import FEATURES, WrittenAnswer, feature_rows
+from bayeslora.runs.free_answers import answer_metrics, calibrate_answers, with_confidence
+from bayeslora.tasks.answers import answer_f1, exact_match
+from bayeslora.train import AdapterConfig, DataConfig, PredictionConfig, TrainingConfig, train
+from tasks.cases import write_lines
+from train.tiny import bayeslora, contents, read_json, run_config
+
+
+def question(number: int) -> dict[str, Any]:
+    return {"id": f"q{number}", "question": f"Is {number} even?", "answer": ["yes", "no"][number % 2]}
+
+
+def config(task: str, method: str = "bayesian-lora", **changes: Any) -> Any:
+    settings: dict[str, Any] = {
+        "task": task,
+        "data": DataConfig(max_tokens=64),
+        "adapter": AdapterConfig(rank=4, targets=("q_proj", "k_proj", "v_proj", "o_proj", "lm_head")),
+        "training": TrainingConfig(epochs=12, batch_size=4, learning_rate=0.02, eval_every=6),
+        "prediction": PredictionConfig(samples=3, max_new_tokens=6, batch_tokens=400),
+    }
+    return run_config(method, **(settings | changes))
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> str:
+    place, start = tmp_path_factory.mktemp("answers"), 0
+    for split, count in (("train", 24), ("validation", 14), ("test", 12)):
+        write_lines(place / f"{split}.jsonl", [question(start + k) for k in range(count)])
+        start += count
+    return str(place)
+
+
+@pytest.fixture(scope="module")
+def run(task: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with free answers; not to be changed."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    train(config(task), out)
+    return out
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_run_holds_answers_with_their_confidence(run: Path) -> None:
+    result, answers = read_json(run / "result.json"), records(run / "answers.jsonl")
+    assert result["kind"] == "answers" and result["solutions"] == len(answers) == 12
+    for record in answers:
+        assert record["right"] == exact_match(record["answer"], record["accepted"])
+        assert record["f1"] == answer_f1(record["answer"], record["accepted"]) and 0 <= record["confidence"] <= 1
+        assert record["question"].startswith("Is ") and set(FEATURES) <= set(record)
+    assert sum(record["right"] for record in answers) > 0, "the tiny model has learnt to say yes or no"
+    figures = answer_metrics(answers)
+    assert {name: result["metrics"][name] for name in figures} == pytest.approx(figures)
+    assert result["metrics"]["nll"] > 0
+
+
+def test_the_confidence_is_calibrated_on_the_validation_questions(run: Path) -> None:
+    calibration = Calibration.load(run / "adapter" / "calibration.json")
+    assert calibration.automatic and calibration.questions == 14 and calibration.split == "validation"
+    result, answers = read_json(run / "result.json"), records(run / "answers.jsonl")
+    after = answer_metrics(with_confidence(answers, calibration))
+    assert {name: result["calibrated"]["metrics"][name] for name in after} == pytest.approx(after)
+    assert result["calibrated"]["metrics"]["nll"] == result["metrics"]["nll"]
+
+
+def test_evaluating_again_gives_the_same(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bayeslora("evaluate", run, "--json", "--quiet", "--out", tmp_path / "out") == 0
+    again, result = json.loads(capsys.readouterr().out), read_json(run / "result.json")
+    assert again["metrics"] == pytest.approx(result["metrics"], abs=1e-6)
+    assert again["calibrated"]["metrics"] == pytest.approx(result["calibrated"]["metrics"], abs=1e-6)
+    assert [it["answer"] for it in records(tmp_path / "out" / "answers.jsonl")] == [
+        it["answer"] for it in records(run / "answers.jsonl")
+    ]
+
+
+def test_calibrating_chooses_a_threshold(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import shutil
+
+    copied = tmp_path / "run"
+    shutil.copytree(run, copied)
+    assert bayeslora("calibrate", copied, "--coverage", 0.5, "--quiet") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("confidence by log_probability ") and "answers from confidence" in out
+    found = Calibration.load(copied / "adapter" / "calibration.json")
+    assert found.threshold is not None and not found.automatic
+    trained = load_run(copied)
+    answers = trained.answer([row["question"] for row in map(question, range(24, 38))], max_new_tokens=6)
+    assert 0.4 <= np.mean([not answer.abstains for answer in answers]) <= 0.7
+    assert bayeslora("calibrate", copied, "--tolerance", 0.1, "--force", "--quiet") == 2
+    assert "tolerance is for questions with options" in capsys.readouterr().err
+
+
+def test_questions_are_asked_as_in_training(run: Path) -> None:
+    trained = load_run(run)
+    answer = trained.answer("Is 38 even?", max_new_tokens=6)
+    assert isinstance(answer, WrittenAnswer)
+    [told] = [record for record in records(run / "answers.jsonl") if record["id"] == "q38"]
+    assert answer.text == told["answer"]
+    calibration = Calibration.load(run / "adapter" / "calibration.json")
+    assert calibration.confidence is not None
+    expected = calibration.confidence.apply(feature_rows([told]))[0]
+    assert answer.confidence == pytest.approx(float(expected), abs=1e-3)
+    plain = trained.answer(["Is 38 even?"], max_new_tokens=6)
+    assert [it.text for it in plain] == [answer.text]
+
+
+def test_the_command_line_tells_confidence_and_alternatives(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["generate", run, "--prompt", "Is 38 even?", "--max-new-tokens", 6, "--confidence", "--quiet"]
+    assert bayeslora(*words) == 0
+    assert "% (calibrated); " in (out := capsys.readouterr().out) and "of the draws say the same" in out
+    assert bayeslora(*words, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"answer", "confidence", "abstains", "alternatives", *FEATURES} <= set(found)
+
+
+def test_interrupted_answering_goes_on_where_it_was(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bayeslora.predict.generation.confidence import AnswerWriter
+
+    class Stop(Exception):
+        pass
+
+    settings = {"training": TrainingConfig(epochs=1, batch_size=8, learning_rate=0.05)}
+    prediction = PredictionConfig(samples=2, max_new_tokens=3, batch_tokens=60, calibrate="none")
+    run = config(task, "lora", prediction=prediction, **settings)
+    train(run, tmp_path / "whole")
+    own, calls = AnswerWriter.__call__, []
+
+    def once(self: Any, prompts: Any) -> Any:
+        calls.append(len(prompts))
+        if len(calls) == 3:
+            raise Stop
+        return own(self, prompts)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AnswerWriter, "__call__", once)
+        with pytest.raises(Stop):
+            train(run, tmp_path / "parts")
+    done = sum(calls[:2])
+    assert len(records(tmp_path / "parts" / "answers.jsonl.partial")) == done > 0
+    train(run, tmp_path / "parts")
+    whole, parts = contents(tmp_path / "whole"), contents(tmp_path / "parts")
+    assert {name for name in whole if whole[name] != parts[name]} == {"result.json"}
+
+
+def test_metrics_of_answers_by_hand() -> None:
+    right, confidence = [True, False, True, False], [0.9, 0.6, 0.5, 0.1]
+    rows = [{"right": r, "confidence": c, "f1": float(r)} for r, c in zip(right, confidence, strict=True)]
+    figures = answer_metrics(rows)
+    assert figures["acc"] == 0.5 and figures["f1"] == 0.5 and figures["confidence"] == pytest.approx(0.525)
+    assert figures["auroc"] == 0.75 and figures["acc_at_50"] == 0.5
+    assert figures["ece"] == metrics.ece_from_confidence(confidence, right)
+    assert "auroc" not in answer_metrics([row for row in rows if row["right"]])
+
+
+def test_all_right_or_all_wrong_is_a_doubt() -> None:
+    rng = np.random.default_rng(0)
+    rows = [
+        {"right": True, "confidence": 0.5, "f1": 1.0, **dict(zip(FEATURES, rng.normal(size=6), strict=True))}
+        for _ in range(12)
+    ]
+    assert calibrate_answers(rows).warnings == ("all answers are right",)
+    wrong = [{**row, "right": False} for row in rows]
+    found = calibrate_answers(wrong, error_rate=0.1)
+    assert found.threshold is None and "there is no threshold" in found.warnings[-1]
+
+
+# Classification -------------------------------------------------------------------------------------------------------
+
+
+def test_texts_are_classified_by_their_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"text": f"the number {k}", "label": ["even", "odd"][k % 2]} for k in range(40)]
+    path = write_lines(tmp_path / "mine.jsonl", rows)
+    result = train(config(str(path), "lora", prediction=PredictionConfig(samples=2)), tmp_path / "run")
+    assert result.kind == "labels" and list(result.labels or ()) == ["even", "odd"]
+    trained = load_run(tmp_path / "run")
+    [answer] = trained.classify(["the number 7"])
+    assert set(answer.choices) == {"even", "odd"} and sum(answer.probabilities) == pytest.approx(1.0)
+    assert bayeslora("predict", tmp_path / "run", "--text", "the number 7", "--json", "--quiet") == 0
+    assert json.loads(capsys.readouterr().out)["probabilities"] == pytest.approx(list(answer.probabilities))
+    words = ["--text", "x", "--choice", "a"]
+    assert bayeslora("predict", tmp_path / "run", *words) == 2
+    assert "belong to --question" in capsys.readouterr().err
+
+
+def test_other_runs_cannot_classify(run: Path) -> None:
+    with pytest.raises(InputError, match="was not trained to classify"):
+        load_run(run).classify(["x"])
+
+
+# In Python ------------------------------------------------------------------------------------------------------------
+
+
+def test_short_calls(run: Path) -> None:
+    trained = load_run(run)
+    one = trained.generate("Is 3 even?", max_new_tokens=3)
+    assert one.text == trained.generate(["Is 3 even?"], max_new_tokens=3)[0].text and len(one.token_ids) <= 3
+    with pytest.raises(InputError, match=r"no setting 'max_tokens' \(did you mean 'max_new_tokens'\?\)"):
+        trained.generate("x", max_tokens=3)
+    found = trained.predict([{"question": "Is 3 even?", "choices": ["yes", "no"]}])
+    assert found.probabilities.shape == (1, 2)
