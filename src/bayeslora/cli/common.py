@@ -84,7 +84,9 @@ class OfRun(DeviceOptions):
     """Options of verbs that use a trained run."""
 
     directory: Annotated[Positional[Path], tyro.conf.arg(metavar="DIR")]
-    """Directory of the run."""
+    """Directory of a run, or of an adapter that PEFT or TRL has saved, or the id of one on the hub."""
+    model: str | None = None
+    """Base model of an adapter that does not name it, or whose base model lies elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +114,7 @@ class OfDraws(OfRun):
                 raw=raw,
                 report=report,
                 trust_remote_code=self.trust_remote_code,
+                model=self.model,
             )
 
 

@@ -61,7 +61,12 @@ class Merge(OfRun):
 
         with reporter(quiet=self.quiet) as report:
             trained = load_run(
-                self.directory, device=self.device, raw=True, report=report, trust_remote_code=self.trust_remote_code
+                self.directory,
+                device=self.device,
+                raw=True,
+                report=report,
+                trust_remote_code=self.trust_remote_code,
+                model=self.model,
             )
             place = merge_run(trained, self.out)
         print(json.dumps({"directory": str(place)}) if self.json else f"{place}: the merged model")

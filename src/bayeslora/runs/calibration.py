@@ -17,6 +17,7 @@ from bayeslora.predict.calibrate.fit import calibrate, scale_of, set_scale
 from bayeslora.predict.questions.predictions import Predictions
 from bayeslora.predict.questions.predictor import Predictor
 from bayeslora.progress import Advance
+from bayeslora.runs.adapters import is_plain
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.tasks import Item, require_gold
 
@@ -51,9 +52,10 @@ def choose_calibration(
 
 def save_calibration(calibration: Calibration, model: PeftModel, directory: RunDirectory) -> None:
     """Save the calibration with the adapter, and the scale in the adapter itself, where PEFT loads it."""
-    with replacing(directory.adapter / CONFIG_NAME) as partial, TemporaryDirectory() as folder:
-        model.peft_config["default"].save_pretrained(folder)
-        partial.write_bytes((Path(folder) / CONFIG_NAME).read_bytes())
+    if not is_plain(directory):  # a plain LoRA has no scale, and stays as PEFT wrote it
+        with replacing(directory.adapter / CONFIG_NAME) as partial, TemporaryDirectory() as folder:
+            model.peft_config["default"].save_pretrained(folder)
+            partial.write_bytes((Path(folder) / CONFIG_NAME).read_bytes())
     calibration.save(directory.calibration)
 
 

@@ -50,9 +50,14 @@ class RunDirectory:
         return self.path / "checkpoint.safetensors"
 
     @property
+    def is_adapter(self) -> bool:
+        """Whether it is the directory of an adapter alone, which no run of ours has written."""
+        return (self.path / "adapter_config.json").exists()
+
+    @property
     def adapter(self) -> Path:
-        """The adapter, loadable with PEFT."""
-        return self.path / "adapter"
+        """The adapter, in PEFT's format."""
+        return self.path if self.is_adapter else self.path / "adapter"
 
     @property
     def calibration(self) -> Path:
@@ -144,9 +149,11 @@ class RunDirectory:
         return RunResult.read(values, self.result)
 
     def fingerprint(self) -> str:
-        """Hash of what predictions depend on: the run's result, which changes with every training, and its calibration."""
+        """Hash of what predictions depend on: the run's result, which changes with every training (or the adapter, if there is no
+        run), and its calibration."""
         digest = hashlib.sha256()
-        for path in (self.result, self.calibration):
+        weights = self.adapter / "adapter_model.safetensors"
+        for path in (weights if self.is_adapter else self.result, self.calibration):
             digest.update(path.read_bytes() if path.exists() else b"")
             digest.update(b"|")
         return digest.hexdigest()

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, overload
 from peft import PeftModel
 from peft.utils import CONFIG_NAME
 
-from bayeslora.adapter.loading import load_adapter
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError, did_you_mean
 from bayeslora.layer_ranges import check_depth
 from bayeslora.methods import find_method
 from bayeslora.models import LoadedModel
 from bayeslora.predict.calibrate import Calibration, describe_target, require_enough
-from bayeslora.predict.calibrate.fit import predict_both, set_scale, tuner_of
+from bayeslora.predict.calibrate.fit import predict_both, scale_of, set_scale, tuner_of
 from bayeslora.predict.generation import Prompt, Writing, generate
 from bayeslora.predict.generation.confidence import AnswerWriter, WrittenAnswer
 from bayeslora.predict.generation.results import Generation, Watch
@@ -28,6 +27,7 @@ from bayeslora.predict.questions.predictor import Predictor
 from bayeslora.predict.questions.scorer import Scorer
 from bayeslora.predict.tokens.predictor import TokenPredictor
 from bayeslora.progress import Reporter, Silent
+from bayeslora.runs.adapters import find_directory, load_any_adapter, run_of_adapter
 from bayeslora.runs.calibration import calibration_of_method, choose_calibration, save_calibration
 from bayeslora.runs.config import RunConfig, check_samples
 from bayeslora.runs.directory import RunDirectory
@@ -192,7 +192,10 @@ class TrainedModel:
         self, name: str | None = None, data_dir: Path | None = None, how: OwnFormat | None = None
     ) -> Task | TokenTask[Any]:
         """A task by name or path; by default the one it was trained on, and own data in the format of that."""
-        return find_task(name or self.config.task, data_dir, how or self.config.data.own_format())
+        wanted = name or self.config.task
+        if not wanted:
+            raise InputError(f"{self.directory.path}: is an adapter without a run, which names no task; give --task")
+        return find_task(wanted, data_dir, how or self.config.data.own_format())
 
     def predict_task(self, task: Task, split: str) -> Predictions:
         """Predictions on a split of a loaded task."""
@@ -314,6 +317,20 @@ def _require_method(model: PeftModel, config: RunConfig, directory: RunDirectory
         )
 
 
+def _config_of(directory: RunDirectory, model: str | None) -> RunConfig:
+    """Settings of a run, or those that an adapter implies."""
+    if directory.is_adapter:
+        return run_of_adapter(directory, model)
+    try:
+        config = from_dict(directory.read_config())
+    except InputError as error:
+        raise InputError(
+            f"{directory.path}: holds no run that can be used: {error}; give the directory of a run, or of an adapter that PEFT "
+            "has saved"
+        ) from error
+    return config if model is None else replace(config, model=model)
+
+
 def load_run(
     path: str | Path,
     *,
@@ -324,11 +341,12 @@ def load_run(
     report: Reporter | None = None,
     loaded: LoadedModel | None = None,
     trust_remote_code: bool = False,
+    model: str | None = None,
 ) -> TrainedModel:
-    """Load a trained run.
+    """Load a trained run, or an adapter that PEFT or TRL has saved.
 
     Args:
-        path: the run's directory.
+        path: the directory of a run or an adapter, or an adapter's id on the hub.
         device: as for :func:`bayeslora.load_model`.
         samples: weight draws per prediction; the run's own number by default, 0 for the posterior mean.
         draw_layers: layers in which draws differ, ``all``, ``last:K`` or a fraction; by default those chosen by
@@ -337,28 +355,32 @@ def load_run(
         report: receives progress reports.
         loaded: the base model, if already loaded; call ``unload()`` on the run's ``model`` to restore it.
         trust_remote_code: run code from the base model's repository; never taken from the run's files.
+        model: base model of an adapter that does not name it, or whose base model lies elsewhere.
     """
-    directory = RunDirectory(Path(path))
-    try:
-        config = from_dict(directory.read_config())
-    except InputError as error:
-        raise InputError(f"{directory.path}: holds no run that can be used: {error}") from error
+    directory = find_directory(path)
+    config = _config_of(directory, model)
     if not (directory.adapter / CONFIG_NAME).exists():
         raise InputError(f"{directory.path}: has no adapter yet; give its train command again to go on with it")
     foreign = find_method(config.method).foreign()
+    report = report or Silent()
+    if directory.is_adapter:
+        drawn = f"{config.prediction.samples if samples is None else samples} draws"
+        report.say(f"{directory.path}: an adapter without a run: {drawn}, and questions in the format of benchmarks")
     loaded = loaded or load_base(config, device, trust_remote_code=trust_remote_code)
-    model = load_adapter(loaded.model, directory.adapter)
-    _require_method(model, config, directory)
+    adapted = load_any_adapter(loaded, directory)
+    if not directory.is_adapter:
+        _require_method(adapted, config, directory)
     calibrated = not raw and directory.calibration.exists()
     calibration = Calibration.load(directory.calibration) if calibrated else Calibration()
     if foreign is not None:
-        foreign.attach(model)
+        foreign.attach(adapted)
     samples = config.prediction.samples if samples is None else samples
     check_samples(samples)
     if draw_layers is None:
         draw_layers = calibration.draw_layers if calibrated else config.prediction.draw_layers
     check_depth(draw_layers, "draw_layers")
     own = calibration_of_method(directory) if calibrated else Calibration()
-    trained = TrainedModel(directory, config, loaded, model, samples, draw_layers, calibration, own, report or Silent())
-    set_scale(model, calibration.posterior_scale)
+    trained = TrainedModel(directory, config, loaded, adapted, samples, draw_layers, calibration, own, report)
+    own_scale = directory.is_adapter and not calibrated
+    set_scale(adapted, scale_of(adapted) if own_scale else calibration.posterior_scale)
     return trained

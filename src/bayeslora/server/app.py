@@ -14,6 +14,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from fastapi.security import HTTPBearer
+from peft.utils import CONFIG_NAME
 from pydantic import BaseModel
 
 import bayeslora
@@ -104,7 +105,7 @@ class _Endpoints:
         self.metrics: Metrics
         self.worker: ModelWorker
         self.evaluation = evaluation
-        self.created = int(engine.trained.directory.config.stat().st_mtime)
+        self.created = int((engine.trained.directory.adapter / CONFIG_NAME).stat().st_mtime)
         self.router = self._routes(wants_token=wants_token)
 
     def _routes(self, *, wants_token: bool) -> APIRouter:

@@ -21,7 +21,7 @@ from bayeslora.metrics.scores import top_class
 from bayeslora.predict.calibrate import Calibration, apply_temperature
 from bayeslora.predict.questions.predictions import INTERVALS, read_predictions
 from bayeslora.runs.directory import RunDirectory
-from bayeslora.runs.saved_config import saved_run
+from bayeslora.runs.saved_config import saved_run, to_dict
 from bayeslora.runs.trained import TrainedModel
 from bayeslora.server.schemas import Bins, CoveragePoint, Evaluation, Span
 
@@ -122,7 +122,7 @@ def _of_evaluation(trained: TrainedModel, place: RunDirectory) -> Measured:
         raise InputError(f"{place.path}: contains no evaluation; give a directory written by bayeslora evaluate --out")
     result = place.read_result()
     known = result.get("calibration")
-    if known is None or saved_run(result["config"]) != saved_run(trained.directory.read_config()):
+    if known is None or saved_run(result["config"]) != saved_run(to_dict(trained.config)):
         raise InputError(
             f"{place.path}: is not an evaluation of {trained.directory.path}; create one with bayeslora evaluate --out"
         )

@@ -1,0 +1,114 @@
+"""Adapters that no run has written: of transformers' or TRL's trainer with our mixin, or plain LoRAs of PEFT.
+
+A run knows more than its adapter: the task, how questions are asked, the number of draws. Those are defaults here.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
+from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
+
+from bayeslora.adapter.config import BayesLoraConfig
+from bayeslora.adapter.holder import find_holder
+from bayeslora.adapter.loading import load_adapter
+from bayeslora.adapter.lora import start_from_lora
+from bayeslora.errors import InputError, first_line
+from bayeslora.methods.registry import ALL
+from bayeslora.models import LoadedModel
+from bayeslora.runs.config import AdapterConfig, RunConfig
+from bayeslora.runs.directory import RunDirectory
+
+FILES = (CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, "calibration.json")
+"""What is fetched of an adapter on the hub: no code and no pickles."""
+
+PLAIN = "LORA"
+
+
+def find_directory(path: str | Path) -> RunDirectory:
+    """The directory of a run or an adapter: a local one, or an adapter of the hub, which is fetched."""
+    directory = RunDirectory(Path(path).expanduser())
+    name = str(path)
+    if directory.path.exists() or name.count("/") != 1 or name.startswith((".", "~", "/")):
+        return directory
+    from huggingface_hub import snapshot_download
+
+    try:
+        return RunDirectory(Path(snapshot_download(name, allow_patterns=list(FILES))))
+    except Exception as error:  # the library raises many types; all of them mean that there is none
+        raise InputError(
+            f"{name}: is no directory here, and no adapter could be loaded from the hub ({first_line(error)}); check the name "
+            "and the network"
+        ) from error
+
+
+def run_of_adapter(directory: RunDirectory, model: str | None = None) -> RunConfig:
+    """Settings for an adapter that has none: what its ``adapter_config.json`` says, and defaults.
+
+    ``model`` is the base model, if the adapter does not name it or it lies elsewhere.
+    """
+    values = _read(directory.adapter / CONFIG_NAME)
+    base = model or values.get("base_model_name_or_path")
+    if not base:
+        raise InputError(f"{directory.path}: does not name its base model; give it with --model")
+    kind, posterior = values.get("peft_type"), values.get("posterior")
+    known = {method.posterior_name: name for name, method in reversed(ALL.items()) if method.fit_post_hoc is None}
+    if kind == PLAIN:
+        method = "lora"
+    elif kind == "BAYESLORA":
+        method = "bayesian-lora" if posterior in ALL["bayesian-lora"].posteriors else known.get(str(posterior), "")
+    else:
+        method = ""
+    if not method:
+        raise InputError(
+            f"{directory.path}: holds an adapter of kind {posterior or kind}, which cannot be used by itself"
+        )
+    targets = values.get("target_modules") or ()
+    adapter = AdapterConfig(
+        rank=int(values.get("r") or 8),
+        alpha=float(values.get("lora_alpha") or 16),
+        targets=tuple([targets] if isinstance(targets, str) else sorted(targets)) or ("q_proj",),
+        posterior=None if kind == PLAIN else posterior,
+    )
+    return RunConfig(model=str(base), task="", method=method, adapter=adapter)
+
+
+def load_any_adapter(loaded: LoadedModel, directory: RunDirectory) -> PeftModel:
+    """The base model with an adapter of ours, or with a plain LoRA as our ``point``."""
+    if not is_plain(directory):
+        return load_adapter(loaded.model, directory.adapter)
+    path = str(directory.adapter)
+    config = PeftConfig.from_pretrained(path)
+    assert isinstance(config, LoraConfig)
+    ours = BayesLoraConfig(
+        posterior="point",
+        r=max([config.r, *config.rank_pattern.values()]),
+        lora_alpha=config.lora_alpha,
+        target_modules=config.target_modules,
+        exclude_modules=config.exclude_modules,
+        layers_to_transform=config.layers_to_transform,
+        layers_pattern=config.layers_pattern,
+        fan_in_fan_out=config.fan_in_fan_out,
+        base_model_name_or_path=config.base_model_name_or_path,
+    )
+    model = get_peft_model(loaded.model, ours)
+    start_from_lora(model, find_holder(model), "default", path)
+    return model.eval()
+
+
+def is_plain(directory: RunDirectory) -> bool:
+    """Whether the adapter is a plain LoRA of PEFT."""
+    return _read(directory.adapter / CONFIG_NAME).get("peft_type") == PLAIN
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read as JSON ({first_line(error)}); restore it") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{path}: holds no JSON object; restore it")
+    return values

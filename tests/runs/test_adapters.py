@@ -1,0 +1,147 @@
+"""Adapters from anywhere: plain LoRAs of PEFT, and what a trainer with our mixin has saved."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from bayeslora import BayesLoraConfig, load_run
+from bayeslora.errors import InputError
+from bayeslora.predict.calibrate import Calibration
+from train.tiny import bayeslora, contents, model_directory, task_directory
+
+QUESTION = ["--question", "Is 3 even?", "--choice", "yes", "--choice", "no"]
+
+
+def save_lora(place: Path, **settings: Any) -> Path:
+    """A plain LoRA that has learnt something, as PEFT saves it."""
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_pretrained(model_directory())
+    model = get_peft_model(
+        base, LoraConfig(**{"r": 4, "lora_alpha": 12, "target_modules": ["q_proj", "v_proj"], **settings})
+    )
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(place)
+    return place
+
+
+def save_ours(place: Path, **settings: Any) -> Path:
+    """A posterior, as a trainer saves it."""
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_pretrained(model_directory())
+    model = get_peft_model(base, BayesLoraConfig(**{"r": 2, "target_modules": ["q_proj", "v_proj"], **settings}))
+    with torch.no_grad():
+        for parameter in model.base_model.holder.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(place)
+    return place
+
+
+@pytest.fixture(params=["lora", "inducing", "decoupled", "meanfield"])
+def adapter(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    place = tmp_path / "adapter"
+    return save_lora(place) if request.param == "lora" else save_ours(place, posterior=request.param)
+
+
+def test_every_verb_takes_an_adapter(adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents(adapter)
+    assert bayeslora("predict", adapter, *QUESTION) == 0
+    out, err = capsys.readouterr()
+    assert "answer: " in out and "an adapter without a run: 4 draws" in err
+    assert bayeslora("evaluate", adapter, "--task", task_directory(), "--quiet") == 0
+    assert bayeslora("generate", adapter, "--prompt", "Is 3", "--max-new-tokens", 3, "--quiet") == 0
+    assert bayeslora("export", adapter, "--samples", 2, "--out", tmp_path / "exported", "--quiet") == 0
+    assert bayeslora("merge", adapter, "--out", tmp_path / "merged", "--quiet") == 0
+    assert contents(adapter) == before
+    assert bayeslora("evaluate", adapter, "--quiet") == 2
+    assert "names no task; give --task" in capsys.readouterr().err
+
+
+def test_calibration_is_kept_beside_the_adapter(adapter: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents(adapter)
+    assert bayeslora("calibrate", adapter, "--task", task_directory(), "--coverage", 0.5, "--quiet") == 0
+    kept = Calibration.load(adapter / "calibration.json")
+    assert kept.threshold is not None
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    if config["peft_type"] == "LORA":
+        assert {name: contents(adapter)[name] for name in before} == before
+        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_directory()), adapter)
+    else:
+        assert config["posterior_scale"] == kept.posterior_scale
+    assert load_run(adapter).calibration == kept
+
+
+def test_a_plain_lora_predicts_as_peft_does(tmp_path: Path) -> None:
+    place = save_lora(tmp_path / "adapter", rank_pattern={"v_proj": 2}, use_rslora=True)
+    ids = torch.tensor([[1, 2, 3, 4]])
+    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_directory()), place).eval()
+    with torch.no_grad():
+        expected = theirs(ids).logits
+        found = load_run(place).model(ids).logits
+    assert found.numpy() == pytest.approx(expected.numpy(), abs=1e-4)
+
+
+def test_the_posterior_keeps_its_scale(tmp_path: Path) -> None:
+    place = save_ours(tmp_path / "adapter", posterior="inducing", posterior_scale=0.25)
+    assert load_run(place).model.base_model.posterior_scale == 0.25
+
+
+def test_the_base_model_may_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = save_lora(tmp_path / "adapter")
+    file = place / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": None}))
+    assert bayeslora("predict", place, *QUESTION, "--quiet") == 2
+    assert "does not name its base model; give it with --model" in capsys.readouterr().err
+    assert bayeslora("predict", place, *QUESTION, "--model", model_directory(), "--quiet") == 0
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"peft_type": "IA3"}, "holds an adapter of kind IA3, which cannot be used by itself"),
+        ({"use_dora": True}, "only plain LoRA"),
+    ],
+)
+def test_other_adapters_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    place = save_lora(tmp_path / "adapter")
+    file = place / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    with pytest.raises(InputError, match=message):
+        load_run(place)
+
+
+def test_damaged_adapters_are_refused(tmp_path: Path) -> None:
+    place = save_lora(tmp_path / "adapter")
+    (place / "adapter_config.json").write_text("[]")
+    with pytest.raises(InputError, match="holds no JSON object"):
+        load_run(place)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="or of an adapter that PEFT has saved"):
+        load_run(tmp_path / "empty")
+
+
+def test_an_adapter_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = save_lora(tmp_path / "adapter")
+    asked: dict[str, Any] = {}
+
+    def download(name: str, allow_patterns: list[str]) -> str:
+        asked[name] = allow_patterns
+        if name != "org/adapter":
+            raise OSError(f"no {name}\nand more")
+        shutil.copytree(place, tmp_path / "cache", dirs_exist_ok=True)
+        return str(tmp_path / "cache")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert load_run("org/adapter").ask("Is 3 even?", ["yes", "no"]).probabilities
+    assert asked["org/adapter"] == ["adapter_config.json", "adapter_model.safetensors", "calibration.json"]
+    with pytest.raises(InputError, match=r"no adapter could be loaded from the hub \(no org/other\)"):
+        load_run("org/other")
