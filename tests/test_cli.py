@@ -12,7 +12,9 @@ import pytest
 
 import bayeslora
 from bayeslora import cli
+from bayeslora.errors import did_you_mean
 from bayeslora.models import convert, locate
+from bayeslora.runs.config import RunConfig, resolve
 from bayeslora.tasks import TASKS
 from models.ggufs import Recipe, tiny_model
 from tiers import some
@@ -95,8 +97,8 @@ def test_the_line_is_the_same_in_every_encoding(encoding: str) -> None:
     answer = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": encoding}, timeout=60)
     assert answer.returncode == 2
     assert answer.stderr.decode() == (
-        f"bayeslora: Unrecognized options: convrt; Available subcommands: {', '.join(cli.VERBS)}; "
-        "For full helptext, run bayeslora --help\n"
+        f"bayeslora: there is no verb 'convrt' (did you mean 'convert'?); choose {', '.join(cli.VERBS)}, or see bayeslora "
+        "--help\n"
     )
 
 
@@ -225,3 +227,61 @@ def test_memory_that_runs_out_is_one_line(error, monkeypatch, capsys):
     assert cli._run(["tasks"]) == 1
     err = capsys.readouterr().err
     assert err.startswith("bayeslora: out of memory") and err.count("\n") == 1
+
+
+def test_a_misspelt_verb_is_recognised(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _main("trian") == 2
+    assert capsys.readouterr().err.startswith(
+        "bayeslora: there is no verb 'trian' (did you mean 'train'?); choose quick"
+    )
+
+
+def test_help_of_a_verb_in_two_ways(capsys: pytest.CaptureFixture[str]) -> None:
+    told = []
+    for words in (("help", "evaluate"), ("evaluate", "--help")):
+        assert _main(*words) == 0
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1] and "usage: bayeslora evaluate" in told[0]
+    assert _main("help") == 0
+    assert "Start here:" in capsys.readouterr().out
+
+
+def test_a_part_of_a_name_is_enough_to_be_told_the_rest() -> None:
+    assert did_you_mean("arc", ["boolq", "arc-easy", "arc-challenge"]) == " (did you mean 'arc-easy'?)"
+    assert did_you_mean("ar", ["arc-easy"]) == "" and did_you_mean("xyz", ["arc-easy"]) == ""
+
+
+def test_public_names_are_listed() -> None:
+    assert set(bayeslora.__all__) < set(dir(bayeslora)) and all(hasattr(bayeslora, name) for name in bayeslora.__all__)
+
+
+@pytest.mark.parametrize("verb", ["predict", "evaluate", "calibrate", "generate", "export", "merge", "serve"])
+def test_a_wrong_directory_is_told_before_anything_is_imported(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "bayeslora.runs.trained", None)
+    more = {
+        "predict": ["--question", "a", "--choice", "b", "--choice", "c"],
+        "generate": ["--prompt", "a"],
+        "export": ["--out", tmp_path / "out"],
+        "merge": ["--out", tmp_path / "out"],
+    }.get(verb, [])
+    assert _main(verb, str(tmp_path / "nowhere"), *map(str, more)) == 2
+    assert "nowhere: no such directory" in capsys.readouterr().err
+    assert _main(verb, str(tmp_path), *map(str, more)) == 2
+    assert "holds no run that can be used" in capsys.readouterr().err
+
+
+def test_the_help_of_train_has_examples_and_the_defaults_of_the_method(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = {}
+    for method in ("lora", "blob"):
+        assert _main("train", "--method", method, "--help") == 0
+        shown[method] = capsys.readouterr().out
+        rates = {name: resolve(RunConfig.of("m", "t", method=name)).training.learning_rate for name in (method,)}
+        assert f"Learning rate of AdamW. (default: {rates[method]})" in shown[method]
+    assert "bayeslora train --model smollm2 --task arc-easy --out run" in shown["lora"]
+    assert _main("train", "--method", "lra", "--help") == 2
+    assert "unknown method 'lra'" in capsys.readouterr().err

@@ -365,7 +365,7 @@ def test_an_empty_split_is_found_before_training(
 ) -> None:
     task = tiny.write_task(tmp_path / "task", **{split: []})
     assert bayeslora(*options(tmp_path / "run", "--task", task)) == 2
-    assert f"{split}.jsonl: has no questions" in refusal(capsys)
+    assert f"task {split}: has no questions" in refusal(capsys)
 
 
 def test_a_file_too_small_to_divide_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

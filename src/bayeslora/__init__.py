@@ -13,15 +13,31 @@ from bayeslora._peft_hook import register_with_peft
 if TYPE_CHECKING:
     from bayeslora.adapter import BayesLoraConfig, BayesLoraModel, find_holder
     from bayeslora.models import load_model
-    from bayeslora.runs.trained import load_run
+    from bayeslora.runs.config import RunConfig
+    from bayeslora.runs.trained import TrainedModel, load_run
+    from bayeslora.train.trainer import BayesLoraTrainer, BayesLoraTrainerMixin
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["BayesLoraConfig", "BayesLoraModel", "find_holder", "load_model", "load_run"]
+__all__ = [
+    "BayesLoraConfig",
+    "BayesLoraModel",
+    "BayesLoraTrainer",
+    "BayesLoraTrainerMixin",
+    "RunConfig",
+    "TrainedModel",
+    "find_holder",
+    "load_model",
+    "load_run",
+]
 
 _HOMES = {
     "BayesLoraConfig": "bayeslora.adapter",
     "BayesLoraModel": "bayeslora.adapter",
+    "BayesLoraTrainer": "bayeslora.train.trainer",
+    "BayesLoraTrainerMixin": "bayeslora.train.trainer",
+    "RunConfig": "bayeslora.runs.config",
+    "TrainedModel": "bayeslora.runs.trained",
     "find_holder": "bayeslora.adapter",
     "load_model": "bayeslora.models",
     "load_run": "bayeslora.runs.trained",
@@ -29,6 +45,10 @@ _HOMES = {
 
 
 __getattr__ = lazy_attributes(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
 
 
 register_with_peft()

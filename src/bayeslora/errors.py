@@ -11,8 +11,12 @@ class InputError(ValueError):
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Suffix for an error message that suggests the closest known name, or an empty string if none reaches the cutoff."""
-    close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=cutoff)
+    """Suffix for an error message that suggests the closest known name, or else one that begins with it; an empty
+    string if there is none."""
+    names, low = list(known), name.lower()
+    close = difflib.get_close_matches(low, names, n=1, cutoff=cutoff)
+    if not close and len(low) >= 3:
+        close = [it for it in names if it.startswith(low)][:1]
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

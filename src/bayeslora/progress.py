@@ -88,3 +88,8 @@ def _bars() -> Iterator[Reporter]:
                 progress.console.print(text, highlight=False, markup=False)
 
         yield Bars()
+
+
+def default_reporter() -> Reporter:
+    """Reporter of calls from Python: lines in a notebook or on a terminal, nothing in scripts whose output goes to a file."""
+    return PlainLines() if "ipykernel" in sys.modules or sys.stderr.isatty() else Silent()

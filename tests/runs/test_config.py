@@ -447,3 +447,11 @@ def test_no_file_decides_whether_code_is_run():
     told = {"model": "m", "trust_remote_code": True, "loading": {"bits": 4, "trust_remote_code": True}}
     assert without_trust(told) == {"model": "m", "loading": {"bits": 4}}
     assert without_trust({"model": "m"}) == {"model": "m"} and "trust_remote_code" in told
+
+
+def test_a_run_by_the_names_of_its_settings():
+    made = RunConfig.of("m", "t", epochs=1, rank=4, samples=2, seed=7, columns={"question": "q"}, targets=["a"])
+    assert (made.training.epochs, made.adapter.rank, made.prediction.samples, made.seed) == (1, 4, 2, 7)
+    assert made.adapter.targets == ("a",) and made.data.columns == {"question": "q"}
+    assert "unknown setting 'epoch' (did you mean 'epochs'?)" in failure(lambda: RunConfig.of("m", "t", epoch=1))
+    assert "rank is 'x'; give a whole number" in failure(lambda: RunConfig.of("m", "t", rank="x"))

@@ -7,6 +7,7 @@ input with one line on stderr, 1 a real failure. Nothing heavy is imported befor
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import logging
 import sys
@@ -30,7 +31,7 @@ from bayeslora.cli.runs import Calibrate, Compare, Evaluate, Quickstart, Train
 from bayeslora.cli.search import Tune
 from bayeslora.cli.serve import Serve
 from bayeslora.cli.settings_file import defaults_of_train, with_pairs
-from bayeslora.errors import InputError, first_line, out_of_memory
+from bayeslora.errors import InputError, did_you_mean, first_line, out_of_memory
 from bayeslora.train.errors import RunsFailed, TrainingDiverged
 
 DESCRIPTION = """Fine-tuned language models that know what they do not know.
@@ -51,7 +52,8 @@ Start here:
     bayeslora export DIR --out DIR2                             its draws as LoRA adapters, to be served by vLLM
     bayeslora merge DIR --out DIR2                              its mean as an ordinary model
     bayeslora tasks | methods | models                          what there is
-    bayeslora VERB --help                                       all options of a verb
+    bayeslora help VERB                                         all options of a verb
+    bayeslora --tyro-print-completion bash                      completion for bash, zsh or tcsh
     bayeslora --version
 
 A task is a name, or a file of your own: questions as JSON lines {"question": ..., "choices": [...], "answer": ...}, or plain
@@ -100,7 +102,7 @@ def _run(arguments: Sequence[str]) -> int:
         return 0
     try:
         _require_text(arguments)
-        verb = parse(arguments or ["--help"])
+        verb = parse(_with_help(arguments))
         with _hushed() if getattr(verb, "quiet", False) else contextlib.nullcontext():
             verb.run()
     except InputError as error:
@@ -116,6 +118,20 @@ def _run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return _complain("interrupted", 130)
     return 0
+
+
+def _with_help(arguments: Sequence[str]) -> Sequence[str]:
+    """Arguments with ``help VERB`` as ``VERB --help``, and the help where there are none; a misspelt verb is refused."""
+    if not arguments:
+        return ["--help"]
+    first, *rest = arguments
+    if first == "help":
+        return [*rest[:1], "--help"]
+    if first not in VERBS and not first.startswith("-"):
+        raise InputError(
+            f"there is no verb {first!r}{did_you_mean(first, VERBS)}; choose {', '.join(VERBS)}, or see bayeslora --help"
+        )
+    return arguments
 
 
 def _require_text(arguments: Sequence[str]) -> None:
@@ -152,7 +168,8 @@ def parse(arguments: Sequence[str]) -> Verb:
     try:
         with contextlib.redirect_stderr(complaint):
             if defaults is not None:
-                given = tyro.cli(Train, prog="bayeslora train", default=defaults, args=arguments[1:])
+                about = inspect.getdoc(Train)
+                given = tyro.cli(Train, prog="bayeslora train", description=about, default=defaults, args=arguments[1:])
                 return with_pairs(given, defaults)
             verb: Verb = app.cli(prog="bayeslora", description=DESCRIPTION, args=arguments)
     except SystemExit as end:

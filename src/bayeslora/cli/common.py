@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 import tyro
 from tyro.conf import Positional
 
+from bayeslora.errors import InputError
 from bayeslora.progress import Reporter, reporter
 from bayeslora.runs.config import check_samples
 from bayeslora.runs.result import RunResult
@@ -88,6 +89,20 @@ class OfRun(DeviceOptions):
     model: str | None = None
     """Base model of an adapter that does not name it, or whose base model lies elsewhere."""
 
+    def require_directory(self) -> None:
+        """Refuse a directory without a run or an adapter, before the libraries are imported that load one."""
+        name, place = str(self.directory), self.directory.expanduser()
+        if not place.exists():
+            if name.count("/") == 1 and not name.startswith((".", "~", "/")):
+                return  # perhaps on the hub
+            raise InputError(
+                f"{name}: no such directory; give that of a run or an adapter, or an adapter's id on the hub"
+            )
+        if not any((place / file).exists() for file in ("config.json", "adapter_config.json")):
+            raise InputError(
+                f"{name}: holds no run that can be used; give a directory that bayeslora train, PEFT or TRL has written"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class OfDraws(OfRun):
@@ -101,10 +116,11 @@ class OfDraws(OfRun):
     @contextlib.contextmanager
     def loaded(self, *, raw: bool) -> Iterator[TrainedModel]:
         """Load the run with its model, with progress on stderr."""
-        from bayeslora.runs.trained import load_run
-
         if self.samples is not None:
             check_samples(self.samples)  # before anything is loaded
+        self.require_directory()
+        from bayeslora.runs.trained import load_run
+
         with reporter(quiet=self.quiet) as report:
             yield load_run(
                 self.directory,

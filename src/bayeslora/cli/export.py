@@ -28,6 +28,7 @@ class Export(OfDraws):
 
     def run(self) -> None:
         """Export, with what to do next on stdout."""
+        self.require_directory()
         from bayeslora.export.adapters import export_run
         from bayeslora.export.manifest import read_manifest
 
@@ -56,6 +57,7 @@ class Merge(OfRun):
 
     def run(self) -> None:
         """Merge, with the path on stdout."""
+        self.require_directory()
         from bayeslora.export.adapters import merge_run
         from bayeslora.runs.trained import load_run
 

@@ -23,7 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Train(DataOptions):
-    """Train one method on one task and report it. The same command resumes an interrupted run."""
+    """Train one method on one task and report it. The same command resumes an interrupted run.
+
+    Examples:
+        bayeslora train --model smollm2 --task arc-easy --out run
+        bayeslora train --model org/model --task chats.jsonl --epochs 2 --dry-run --out run
+        bayeslora train --config run/config.json --seed 1 --out again
+
+    Defaults are those of the method; bayeslora train --method lora --help shows those of another.
+    """
 
     experiment: OmitArgPrefixes[RunConfig]
     out: Path
@@ -99,6 +107,7 @@ class Evaluate(OfDraws, DataOptions):
 
     def run(self) -> None:
         """Evaluate, with the metrics on stdout."""
+        self.require_directory()
         from bayeslora.runs.evaluation import evaluate, require_free
 
         if self.out is not None:
@@ -131,6 +140,7 @@ class Calibrate(OfDraws, DataOptions):
 
     def run(self) -> None:
         """Calibrate, with the chosen values on stdout."""
+        self.require_directory()
         from bayeslora.predict.calibrate import Calibration
         from bayeslora.runs.directory import RunDirectory
 

@@ -43,6 +43,7 @@ class Serve(OfDraws):
 
     def run(self) -> None:
         """Serve, with the url on stdout once the server is ready."""
+        self.require_directory()
         if any(importlib.util.find_spec(name) is None for name in ("fastapi", "uvicorn", "prometheus_client")):
             raise InputError(
                 "serving needs fastapi, uvicorn and prometheus-client; run: pip install 'fastapi>=0.132' uvicorn "

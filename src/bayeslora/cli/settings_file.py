@@ -18,7 +18,7 @@ import yaml
 from bayeslora.cli.runs import Train
 from bayeslora.errors import InputError, did_you_mean
 from bayeslora.runs.config import RunConfig
-from bayeslora.runs.saved_config import flatten, from_dict, to_dict, without_trust
+from bayeslora.runs.saved_config import flatten, from_flat, to_dict, without_trust
 from bayeslora.type_checks import check_kinds
 
 _TREE = to_dict(RunConfig(model="", task=""))
@@ -33,19 +33,38 @@ _PEFT_NAMES = {"base_model_name_or_path": "model", "r": "rank", "lora_alpha": "a
 
 
 def defaults_of_train(arguments: Sequence[str]) -> Train | None:
-    """Options of ``train`` that ``--config FILE`` or, without it, ``--start-from LORA`` implies; ``None`` without either."""
+    """Options of ``train`` that ``--config FILE`` or, without it, ``--start-from LORA`` implies; ``None`` without either.
+
+    For the help, those of the method.
+    """
     scanner = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     scanner.add_argument("--config", action="append", default=[])
     scanner.add_argument("--start-from", "--start_from", nargs="*", default=[])
+    scanner.add_argument("--method", default="bayesian-lora")
+    scanner.add_argument("--preset", default="default")
+    scanner.add_argument("-h", "--help", action="store_true")
     try:
         given, _ = scanner.parse_known_args(list(arguments))
-    except argparse.ArgumentError:
+    except argparse.ArgumentError as error:
+        if error.argument_name != "--config":
+            return None  # tyro says what is wrong
         raise InputError("--config needs the path of a JSON or YAML file") from None
     if len(given.config) > 1:
         raise InputError("--config is given more than once; give one file, and what differs from it as options")
     if given.config:
         return _from_file(Path(given.config[0]), _read(Path(given.config[0])))
-    return _from_lora(Path(given.start_from[0])) if given.start_from else None
+    if given.start_from:
+        return _from_lora(Path(given.start_from[0]))
+    return _defaults_of_method(given.method, given.preset) if given.help else None
+
+
+def _defaults_of_method(method: str, preset: str) -> Train:
+    """The settings that a method's preset decides, for the help."""
+    from bayeslora.runs.config import resolve
+
+    open_run = RunConfig(model=tyro.MISSING, task=tyro.MISSING, method=method, preset=preset)
+    decided = resolve(replace(open_run, model="", task=""))
+    return Train(experiment=replace(open_run, training=decided.training), out=tyro.MISSING)
 
 
 def with_pairs(given: Train, defaults: Train) -> Train:
@@ -104,11 +123,7 @@ def _from_file(path: Path, values: Mapping[str, Any]) -> Train:
 
 def _run(flat: Mapping[str, Any]) -> RunConfig:
     """A run from settings by name; a model or task that is missing is left for the command line."""
-    tree: dict[str, Any] = {name: flat[name] for name in _TREE if name in flat}
-    for part, names in _TREE.items():
-        if isinstance(names, dict):
-            tree[part] = {name: flat[name] for name in names if name in flat}
-    run = from_dict({"model": "", "task": "", **tree})
+    run = from_flat({"model": "", "task": "", **flat})
     return replace(run, **{name: tyro.MISSING for name in ("model", "task") if name not in flat})
 
 

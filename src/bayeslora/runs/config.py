@@ -277,6 +277,13 @@ class RunConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     prediction: PredictionConfig = field(default_factory=PredictionConfig)
 
+    @classmethod
+    def of(cls, model: str, task: str, **settings: Any) -> RunConfig:
+        """A run with settings by their names alone: ``RunConfig.of("smollm2", "urns", epochs=1, rank=4)``."""
+        from bayeslora.runs.saved_config import from_flat
+
+        return from_flat({"model": model, "task": task, **settings})
+
     def __post_init__(self) -> None:
         _check_choices(self)
         check_count("seed", self.seed, least=0)

@@ -34,6 +34,22 @@ def from_dict(values: Mapping[str, Any]) -> RunConfig:
     return RunConfig(**tree)
 
 
+def from_flat(values: Mapping[str, Any]) -> RunConfig:
+    """A run from settings by their names alone, as on the command line; unknown names are refused."""
+    kinds: dict[str, Any] = {f.name: f.default_factory for f in fields(RunConfig) if is_dataclass(f.default_factory)}
+    parts = {name: _names(kind) for name, kind in kinds.items()}
+    known = [
+        *(name for name in _names(RunConfig) if name not in parts),
+        *(it for names in parts.values() for it in names),
+    ]
+    for name in values:
+        _check_name(name, known)
+    tree: dict[str, Any] = {name: values[name] for name in _names(RunConfig) if name in values}
+    for part, names in parts.items():
+        tree[part] = {name: values[name] for name in names if name in values}
+    return from_dict(tree)
+
+
 def without_trust(values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings without ``trust_remote_code``, which earlier versions saved: a file must not decide whether code is run."""
     kept = {name: value for name, value in values.items() if name != "trust_remote_code"}

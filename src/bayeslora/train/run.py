@@ -29,7 +29,7 @@ from bayeslora.models import LoadedModel
 from bayeslora.posterior import Factors
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.trunk import TrunkCache
-from bayeslora.progress import Reporter, Silent
+from bayeslora.progress import Reporter, Silent, default_reporter
 from bayeslora.runs.config import AdapterConfig, RunConfig, resolve
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.environment import describe_environment, forget_peak_memory, peak_memory
@@ -69,7 +69,7 @@ class RunContext:
     data_dir: Path | None = None
     device: str = "auto"
     report_to: Sequence[str] = ()
-    report: Reporter = field(default_factory=Silent)
+    report: Reporter = field(default_factory=default_reporter)
     checkpoint_seconds: float = 60.0
     trust_remote_code: bool = False
     loaded: LoadedModel | None = None
