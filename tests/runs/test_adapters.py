@@ -142,6 +142,11 @@ def test_an_adapter_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     assert load_run("org/adapter").ask("Is 3 even?", ["yes", "no"]).probabilities
-    assert asked["org/adapter"] == ["adapter_config.json", "adapter_model.safetensors", "calibration.json"]
+    assert asked["org/adapter"] == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "calibration.json",
+        "bayeslora.json",
+    ]
     with pytest.raises(InputError, match=r"no adapter could be loaded from the hub \(no org/other\)"):
         load_run("org/other")

@@ -22,7 +22,7 @@ from bayeslora import __version__
 from bayeslora.cli.ablate import Ablate
 from bayeslora.cli.ask import Generate, Predict
 from bayeslora.cli.common import Verb
-from bayeslora.cli.export import Convert, Export, Merge
+from bayeslora.cli.export import Convert, Export, Merge, Push
 from bayeslora.cli.lists import Methods, Models, Tasks
 from bayeslora.cli.measure import Bench
 from bayeslora.cli.parsing import one_line
@@ -51,6 +51,7 @@ Start here:
     bayeslora bench train predict memory                        time and memory against PEFT's LoRA
     bayeslora export DIR --out DIR2                             its draws as LoRA adapters, to be served by vLLM
     bayeslora merge DIR --out DIR2                              its mean as an ordinary model
+    bayeslora push DIR ORG/NAME                                 its adapter on the hub, with a model card
     bayeslora tasks | methods | models                          what there is
     bayeslora help VERB                                         all options of a verb
     bayeslora --tyro-print-completion bash                      completion for bash, zsh or tcsh
@@ -78,6 +79,7 @@ VERBS: dict[str, type[Verb]] = {
     "bench": Bench,
     "export": Export,
     "merge": Merge,
+    "push": Push,
     "tasks": Tasks,
     "methods": Methods,
     "models": Models,

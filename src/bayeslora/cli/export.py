@@ -11,7 +11,7 @@ from typing import Annotated
 import tyro
 from tyro.conf import Positional
 
-from bayeslora.cli.common import OfDraws, OfRun
+from bayeslora.cli.common import OfDraws, OfRun, OutputOptions
 from bayeslora.progress import reporter
 
 
@@ -72,6 +72,25 @@ class Merge(OfRun):
             )
             place = merge_run(trained, self.out)
         print(json.dumps({"directory": str(place)}) if self.json else f"{place}: the merged model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Push(OutputOptions):
+    """Upload the adapter of a run to the hub, with a model card, its calibration and how it asks questions."""
+
+    directory: Annotated[Positional[Path], tyro.conf.arg(metavar="DIR")]
+    """Directory of the run."""
+    repository: Annotated[Positional[str], tyro.conf.arg(metavar="ORG/NAME")]
+    """Repository on the hub; it is created if it does not exist."""
+    private: bool = False
+    """Create it as a private one."""
+
+    def run(self) -> None:
+        """Upload, with the address on stdout."""
+        from bayeslora.export.hub import push_run
+
+        address = push_run(self.directory, self.repository, private=self.private)
+        print(json.dumps({"address": address}) if self.json else address)
 
 
 @dataclass(frozen=True)

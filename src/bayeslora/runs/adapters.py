@@ -21,8 +21,13 @@ from bayeslora.methods.registry import ALL
 from bayeslora.models import LoadedModel
 from bayeslora.runs.config import AdapterConfig, RunConfig
 from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.result import RunResult
+from bayeslora.runs.saved_config import from_dict, to_dict
 
-FILES = (CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, "calibration.json")
+SETTINGS = "bayeslora.json"
+"""Settings of a run that predictions need, beside an adapter on the hub."""
+
+FILES = (CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, "calibration.json", SETTINGS)
 """What is fetched of an adapter on the hub: no code and no pickles."""
 
 PLAIN = "LORA"
@@ -32,6 +37,10 @@ def find_directory(path: str | Path) -> RunDirectory:
     """The directory of a run or an adapter: a local one, or an adapter of the hub, which is fetched."""
     directory = RunDirectory(Path(path).expanduser())
     name = str(path)
+    if directory.is_adapter and directory.path.resolve().name == "adapter":
+        run = RunDirectory(directory.path.resolve().parent)
+        if run.config.exists() and run.result.exists():
+            return run  # its own adapter was meant
     if directory.path.exists() or name.count("/") != 1 or name.startswith((".", "~", "/")):
         return directory
     from huggingface_hub import snapshot_download
@@ -73,7 +82,43 @@ def run_of_adapter(directory: RunDirectory, model: str | None = None) -> RunConf
         targets=tuple([targets] if isinstance(targets, str) else sorted(targets)) or ("q_proj",),
         posterior=None if kind == PLAIN else posterior,
     )
-    return RunConfig(model=str(base), task="", method=method, adapter=adapter)
+    run = RunConfig(model=str(base), task="", method=method, adapter=adapter)
+    settings = directory.path / SETTINGS
+    return _with_settings(run, _read(settings), settings) if settings.exists() else run
+
+
+def portable_settings(result: RunResult) -> dict[str, Any]:
+    """Of a run's settings those that predictions need on another machine; no path is among them."""
+    data, prediction = result.config.get("data", {}), result.config.get("prediction", {})
+    return {
+        "seed": result.seed,
+        "data": {name: data[name] for name in ("scoring", "max_tokens", "columns") if name in data},
+        "prediction": {
+            name: prediction[name] for name in ("samples", "batch_tokens", "draw_layers") if name in prediction
+        },
+        "kind": result.kind,
+        "labels": None if result.labels is None else list(result.labels),
+    }
+
+
+def _with_settings(run: RunConfig, values: dict[str, Any], path: Path) -> RunConfig:
+    """A run with settings from beside its adapter, which are checked like those of any file."""
+    try:
+        told: dict[str, Any] = {name: values[name] for name in ("seed", "data", "prediction") if name in values}
+        return from_dict({**to_dict(run), **told})
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def read_kind(directory: RunDirectory) -> RunResult | None:
+    """The kind of task and the labels of an adapter that was uploaded, as a result without figures."""
+    path = directory.path / SETTINGS
+    if not path.exists():
+        return None
+    values = _read(path)
+    return RunResult.read(
+        {"config": {}, "metrics": {}, "kind": values.get("kind"), "labels": values.get("labels")}, path
+    )
 
 
 def load_any_adapter(loaded: LoadedModel, directory: RunDirectory) -> PeftModel:

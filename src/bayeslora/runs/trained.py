@@ -27,7 +27,7 @@ from bayeslora.predict.questions.predictor import Predictor
 from bayeslora.predict.questions.scorer import Scorer
 from bayeslora.predict.tokens.predictor import TokenPredictor
 from bayeslora.progress import Reporter, Silent
-from bayeslora.runs.adapters import find_directory, load_any_adapter, run_of_adapter
+from bayeslora.runs.adapters import find_directory, load_any_adapter, read_kind, run_of_adapter
 from bayeslora.runs.calibration import calibration_of_method, choose_calibration, save_calibration
 from bayeslora.runs.config import RunConfig, check_samples
 from bayeslora.runs.directory import RunDirectory
@@ -173,8 +173,8 @@ class TrainedModel:
 
     @cached_property
     def result(self) -> RunResult | None:
-        """The result of the run, if it has one."""
-        return self.directory.read_result() if self.directory.result.exists() else None
+        """The result of the run, if it has one; of an adapter from the hub the kind of its task alone."""
+        return self.directory.read_result() if self.directory.result.exists() else read_kind(self.directory)
 
     def classify(self, texts: Sequence[str], level: float = 0.9) -> list[Answer]:
         """Labels of texts, for a run that was trained to classify."""

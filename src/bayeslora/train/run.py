@@ -30,6 +30,7 @@ from bayeslora.posterior import Factors
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Reporter, Silent, default_reporter
+from bayeslora.runs.card import make_card
 from bayeslora.runs.config import AdapterConfig, RunConfig, resolve
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.environment import describe_environment, forget_peak_memory, peak_memory
@@ -319,7 +320,8 @@ class _Run:
         self, model: PeftModel, evaluated: EvaluatedSplit, result: RunResult, calibration: Calibration | None
     ) -> None:
         """Write adapter and predictions first, the result last: a result implies that the rest is there."""
-        _save_adapter(model, self.directory.adapter)
+        base = model.peft_config["default"].base_model_name_or_path
+        _save_adapter(model, self.directory.adapter, make_card(result, base))
         if calibration is not None:
             calibration.save(self.directory.calibration)
         evaluated.write(self.directory)
@@ -333,10 +335,11 @@ def open_task(config: RunConfig, data_dir: Path | None) -> TaskRunner:
     return QuestionRunner(config, task) if isinstance(task, Task) else TokenRunner(config, task)
 
 
-def _save_adapter(model: PeftModel, path: Path) -> None:
-    """Write the adapter's directory atomically."""
+def _save_adapter(model: PeftModel, path: Path, card: str) -> None:
+    """Write the adapter's directory atomically, with its model card."""
     with replacing_directory(path) as partial, tensor_failures(path):
         model.save_pretrained(str(partial))
+        (partial / "README.md").write_text(card, encoding="utf-8")
 
 
 def _linear_modules(model: torch.nn.Module) -> list[str]:
