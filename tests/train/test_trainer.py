@@ -217,6 +217,20 @@ def test_likelihood_and_kls_are_logged_apart(tmp_path):
     )
 
 
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_the_log_adds_up_and_has_the_rate_that_was_set(tmp_path, accumulation):
+    settings = {"per_device_train_batch_size": 8 // accumulation, "gradient_accumulation_steps": accumulation}
+    told = arguments(tmp_path, max_steps=2, learning_rate=0.03, **settings)
+    trainer = BayesLoraTrainer(model=adapted(**SETTINGS), args=told, train_dataset=Rows(8))
+    trainer.train()
+    for entry in trainer.state.log_history[:2]:
+        assert list(entry)[:2] == ["nll", "kl_weighted"]
+        assert entry["loss"] == pytest.approx(entry["nll"] + entry["kl_weighted"], rel=1e-3)
+        assert 0 < entry["learning_rate"] <= 0.03
+    assert trainer.state.log_history[0]["learning_rate"] == pytest.approx(0.03)
+    assert len({group["lr"] for group in trainer.optimizer.param_groups}) > 1
+
+
 def test_no_weight_decay_on_the_posterior(tmp_path):
     model = adapted()
     trainer = BayesLoraTrainer(model=model, args=arguments(tmp_path), train_dataset=Rows(8))

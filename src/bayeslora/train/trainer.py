@@ -20,12 +20,12 @@ from transformers import Trainer, TrainerCallback
 
 from bayeslora.adapter.base import ATTRIBUTE
 from bayeslora.adapter.config import BayesLoraConfig
-from bayeslora.adapter.elbo import IGNORED, elbo, labels_per_example
+from bayeslora.adapter.elbo import IGNORED, Elbo, elbo, labels_per_example
 from bayeslora.adapter.holder import find_holder
 from bayeslora.adapter.layer import BayesLoraLinear
 from bayeslora.adapter.version_counters import raise_versions
 from bayeslora.posterior.ivon import IvonPosterior
-from bayeslora.posterior.kl import KL, KLScaling
+from bayeslora.posterior.kl import KLScaling
 from bayeslora.train.objective import KLWeight
 from bayeslora.train.optimise import clip_scales, multiplier_of, parameter_groups, parameter_kinds
 from bayeslora.train.processes import Processes
@@ -105,7 +105,7 @@ class BayesLoraTrainerMixin(_Base):
         parts = self._micro_batches(num_items_in_batch)
         weight = self.kl_weight / self._terms(labels, num_items_in_batch)
         bound = elbo(find_holder(self.model), loss, weight, parts=parts)
-        self._note(loss, bound.kl)
+        self._note(bound, loss, parts)
         return (bound.total, outputs) if return_outputs else bound.total
 
     def _aim(self) -> None:
@@ -158,11 +158,11 @@ class BayesLoraTrainerMixin(_Base):
         if fresh:
             kinds = parameter_kinds(self.model)
             kind_of = {id(p): kinds[name] for name, p in self.model.named_parameters() if name in kinds}
-            multipliers = self._multipliers()
+            rates = {kind: multiplier_of(kind, self._multipliers()) for kind in dict.fromkeys(kind_of.values())}
             optimiser.param_groups[:] = [
-                {**group, "params": members, "lr": group["lr"] * multiplier_of(kind, multipliers)}
+                {**group, "params": members, "lr": group["lr"] * rate, "multiplier": rate}
                 for group in optimiser.param_groups
-                for kind in dict.fromkeys(kind_of.values())
+                for kind, rate in rates.items()
                 if (members := [p for p in group["params"] if kind_of[id(p)] == kind])
             ]
         return optimiser
@@ -180,14 +180,20 @@ class BayesLoraTrainerMixin(_Base):
         return [name for name in super().get_decay_parameter_names(model) if f"{ATTRIBUTE}." not in name]
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Add the likelihood and the terms of the KL, averaged since the last report."""
-        for name, values in self._kl_logs.items():
-            logs[name] = torch.stack(values).mean().item()
+        """Put the likelihood and the KL as it is weighted first, both averaged since the last report; then what the trainer
+        reports, with the learning rate that was set, and the terms of the KL."""
+        found: dict[str, float] = {name: float(torch.stack(it).mean()) for name, it in self._kl_logs.items()}
         self._kl_logs = {}
-        super().log(logs, *args, **kwargs)
+        first: dict[str, float] = {name: found.pop(name) for name in ("nll", "kl_weighted") if name in found}
+        if "learning_rate" in logs and self.optimizer is not None:
+            logs["learning_rate"] /= self.optimizer.param_groups[0].get("multiplier", 1.0) or 1.0
+        super().log(first | logs | found, *args, **kwargs)
 
-    def _note(self, loss: Tensor, kl: KL) -> None:
-        for name, value in {"nll": loss, **{f"kl_{term}": value for term, value in kl.terms.items()}}.items():
+    def _note(self, bound: Elbo, loss: Tensor, parts: int) -> None:
+        """Record the figures of a micro-batch, one of ``parts`` whose losses are summed."""
+        figures: dict[str, Tensor] = {"nll": loss * parts, "kl_weighted": bound.weighted_kl * parts}
+        figures |= {f"kl_{term}": value for term, value in bound.kl.terms.items()}
+        for name, value in figures.items():
             self._kl_logs.setdefault(name, []).append(value.detach().float())
 
 
