@@ -152,7 +152,7 @@ def test_the_adapter_in_stock_peft_is_the_model_that_was_trained(
 ) -> None:
     trained = {}
     save = run._save_adapter
-    monkeypatch.setattr(run, "_save_adapter", lambda model, path: (trained.update(logits(model)), save(model, path)))
+    monkeypatch.setattr(run, "_save_adapter", lambda model, *more: (trained.update(logits(model)), save(model, *more)))
     monkeypatch.setattr(run.QuestionRunner, "evaluate", lambda *args: EvaluatedSplit({}, {}, lambda directory: None))
     train(run_config(method, training=replace(run_config().training, epochs=1)), tmp_path / "run")
     base = AutoModelForCausalLM.from_pretrained(tiny.model_directory(), dtype=torch.float32)
@@ -443,9 +443,9 @@ def test_a_full_disk_at_the_adapter_is_one_line_and_the_run_goes_on_later(
 ) -> None:
     save = run._save_adapter
 
-    def full(model: PeftModel, path: Path) -> None:
+    def full(*given: Any) -> None:
         with largest_file(20_000):
-            save(model, path)
+            save(*given)
 
     with monkeypatch.context() as broken:
         broken.setattr(run, "_save_adapter", full)

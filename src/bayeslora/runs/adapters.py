@@ -145,8 +145,8 @@ def load_any_adapter(loaded: LoadedModel, directory: RunDirectory) -> PeftModel:
 
 
 def is_plain(directory: RunDirectory) -> bool:
-    """Whether the adapter is a plain LoRA of PEFT."""
-    return _read(directory.adapter / CONFIG_NAME).get("peft_type") == PLAIN
+    """Whether it is a plain LoRA that PEFT has saved, and no run's adapter."""
+    return directory.is_adapter and _read(directory.adapter / CONFIG_NAME).get("peft_type") == PLAIN
 
 
 def _read(path: Path) -> dict[str, Any]:

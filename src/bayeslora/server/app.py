@@ -105,7 +105,10 @@ class _Endpoints:
         self.metrics: Metrics
         self.worker: ModelWorker
         self.evaluation = evaluation
-        self.created = int((engine.trained.directory.adapter / CONFIG_NAME).stat().st_mtime)
+        directory = engine.trained.directory
+        self.created = int(
+            (directory.adapter / CONFIG_NAME if directory.is_adapter else directory.config).stat().st_mtime
+        )
         self.router = self._routes(wants_token=wants_token)
 
     def _routes(self, *, wants_token: bool) -> APIRouter:
