@@ -319,7 +319,7 @@ def test_options_that_cannot_be(
 
 def test_a_directory_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bayeslora("serve", tmp_path, "--port", 0, "--quiet") == 2
-    assert "holds no run that can be used; give a directory that bayeslora train, PEFT or TRL has written" in capsys.readouterr().err
+    assert "holds no run that can be used; give a directory that bayeslora train" in capsys.readouterr().err
 
 
 def test_without_the_extra(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
