@@ -17,7 +17,7 @@ from bayeslora.runs.free_answers import answer_metrics, calibrate_answers, with_
 from bayeslora.tasks.answers import answer_f1, exact_match
 from bayeslora.train import AdapterConfig, DataConfig, PredictionConfig, TrainingConfig, train
 from tasks.cases import write_lines
-from train.tiny import bayeslora, contents, read_json, run_config
+from train.tiny import bayeslora, contents, model_directory, read_json, run_config
 
 
 def question(number: int) -> dict[str, Any]:
@@ -177,6 +177,46 @@ def test_all_right_or_all_wrong_is_a_doubt() -> None:
     wrong = [{**row, "right": False} for row in rows]
     found = calibrate_answers(wrong, error_rate=0.1)
     assert found.threshold is None and "there is no threshold" in found.warnings[-1]
+
+
+# Pages and tables -----------------------------------------------------------------------------------------------------
+
+
+def test_the_page_of_a_run_shows_confident_wrong_answers(run: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copied = tmp_path / "run"
+    shutil.copytree(run, copied)
+    assert bayeslora("report", copied, "--quiet") == 0
+    page = (copied / "report" / "index.html").read_text(encoding="utf-8")
+    wrong = [record for record in records(copied / "answers.jsonl") if not record["right"]]
+    assert f"Wrong answers, the most confident first: {len(wrong)} of {len(wrong)}, among 12 answers." in page
+    assert "Reliability of the confidence, calibrated" in page and "sure on average, and is right in" in page
+    lines = (copied / "answers.jsonl").read_text(encoding="utf-8").replace('"confidence": 0', '"confidence": 0.9', 1)
+    (copied / "answers.jsonl").write_text(lines.replace('"right": true', '"right": false'), encoding="utf-8")
+    assert bayeslora("report", copied, "--quiet") == 2
+
+
+def test_a_comparison_has_columns_of_answers(task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", model_directory(), "--tasks", task, "--methods", "lora", "bayesian-lora", "--seeds", 0]
+    words += [
+        "--rank",
+        2,
+        "--targets",
+        "q_proj",
+        "--epochs",
+        1,
+        "--samples",
+        2,
+        "--max-new-tokens",
+        2,
+        "--calibrate",
+        "none",
+    ]
+    assert bayeslora("compare", *words, "--max-tokens", 64, "--quiet", "--out", tmp_path / "study") == 0
+    assert "| method | ACC ↑ | F1 ↑ | NLL ↓ | ECE ↓ | AUROC ↑ | AURC ↓ |" in capsys.readouterr().out
+    assert bayeslora("report", tmp_path / "study", "--quiet") == 0
+    assert "AUROC ↑" in (tmp_path / "study" / "report" / "index.html").read_text(encoding="utf-8")
 
 
 # Classification -------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from bayeslora.studies.plan import run_path
 from bayeslora.studies.question_sections import SHIFT_COLUMNS, is_shift
 from bayeslora.studies.study import task_name
 from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ
-from bayeslora.studies.token_sections import PROBLEM_COLUMNS, TEXT_COLUMNS
+from bayeslora.studies.token_sections import ANSWER_COLUMNS, PROBLEM_COLUMNS, TEXT_COLUMNS
 
 
 def comparison_report(directory: Path, out: Path) -> Report:
@@ -159,6 +159,8 @@ def columns_of(recorded: Recorded) -> tuple[Column, ...]:
     names = {name for record in recorded.values() for run in record["runs"] for name in run["metrics"]}
     if "cot_nll" in names:
         return PROBLEM_COLUMNS
+    if "f1" in names:
+        return ANSWER_COLUMNS
     if "shift_auroc_entropy" in names:
         return with_calibrated_columns(SHIFT_COLUMNS, names)
     return with_calibrated_columns(COLUMNS, names) if "adaptive_ece" in names or not names else TEXT_COLUMNS
@@ -181,7 +183,7 @@ def _how_to_read(columns: tuple[Column, ...]) -> str:
             f"Mean ± standard deviation over seeds, nats per token, ECE in per cent; uncertain are the {UNCERTAIN:.0%} of tokens "
             "with the highest entropy under the LoRA of the seed. The best is bold."
         )
-    if columns == PROBLEM_COLUMNS:
+    if columns in (PROBLEM_COLUMNS, ANSWER_COLUMNS):
         return f"{HOW_TO_READ} The best is bold."
     told = f"{HOW_TO_READ} {ABOUT_TIES} The best is bold."
     return f"{told} {ABOUT_SHIFT}" if is_shift(columns) else told

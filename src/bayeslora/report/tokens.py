@@ -14,17 +14,15 @@ from bayeslora.figures.selective import draw_risk_coverage
 from bayeslora.metrics import TokenScores, reliability_bins_from_confidence
 from bayeslora.predict.tokens.predictor import TokenPredictions, read_token_predictions, token_metrics
 from bayeslora.report.blocks import Drawing, Gallery, Note, Plain, Section
+from bayeslora.report.free_answers import answer_section
 from bayeslora.report.reading import checking, numbers, require_equal
-from bayeslora.report.wording import COT
+from bayeslora.report.wording import COT, short
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.result import RunResult
 from bayeslora.runs.solving import solving_metrics
 
 _SHOWN = 20
 """Greatest number of solutions to list."""
-
-_LONG = 80
-"""Greatest number of characters of an answer."""
 
 
 def token_sections(path: Path, result: RunResult) -> list[Section]:
@@ -39,13 +37,18 @@ def token_sections(path: Path, result: RunResult) -> list[Section]:
             saved = numbers(result.metrics if split == reported else (result.validation or {})["metrics"])
         require_equal(directory.result, _of_tokens(saved), predictions.metrics())
         sections.append(_section(split, predictions))
+    if directory.answers.exists():
+        sections.insert(0, answer_section(directory, numbers(result.metrics)))
     if directory.solutions.exists():
         sections.append(_solutions(directory, numbers(result.metrics)))
     return sections
 
 
 def _of_tokens(saved: Mapping[str, float]) -> dict[str, float]:
-    """Metrics of tokens; for problems they have a prefix, since the other metrics are of solutions."""
+    """Metrics of tokens; for problems they have a prefix, since the other metrics are of solutions. Of free answers only the NLL
+    is of tokens."""
+    if "acc_at_80" in saved:  # of free answers
+        return {"nll": saved["nll"]}
     if f"{COT}nll" not in saved:
         return dict(saved)
     return {name.removeprefix(COT): value for name, value in saved.items() if name.startswith(COT)}
@@ -126,8 +129,8 @@ def _solutions(directory: RunDirectory, saved: Mapping[str, float]) -> Section:
             [
                 str(it["id"]),
                 "right" if it["right"] else "wrong",
-                _short(it["answer"]),
-                _short(" or ".join(map(str, it["accepted"]))),
+                short(it["answer"]),
+                short(" or ".join(map(str, it["accepted"]))),
                 str(it["tokens"]),
             ]
             for it in records[:_SHOWN]
@@ -137,8 +140,3 @@ def _solutions(directory: RunDirectory, saved: Mapping[str, float]) -> Section:
     caption = f"Answers in written solutions, {len(rows)} of {len(records)}, wrong ones first."
     table = Plain("solutions", ["problem", "answer is", "answer", "accepted", "tokens"], rows, caption, frozenset({4}))
     return Section("Solutions", [table])
-
-
-def _short(text: object) -> str:
-    whole = "—" if text is None else " ".join(str(text).split())
-    return whole if len(whole) <= _LONG else f"{whole[: _LONG - 1]}…"

@@ -55,3 +55,13 @@ def card(title: str, name: str, metrics: Mapping[str, float], intervals: Mapping
 
     note = "95 %: {} – {}".format(*map(shown, intervals[name])) if name in intervals else ""
     return Fact(title, shown(metrics[name]) + (" %" if percent else ""), note)
+
+
+LONGEST = 80
+"""Greatest number of characters of an answer in a table."""
+
+
+def short(text: object) -> str:
+    """A text for a cell of a table: on one line, and cut where it is too long."""
+    whole = "—" if text is None else " ".join(str(text).split())
+    return whole if len(whole) <= LONGEST else f"{whole[: LONGEST - 1]}…"

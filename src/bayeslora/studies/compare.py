@@ -34,7 +34,7 @@ from bayeslora.studies.runner import Runner, require_readable
 from bayeslora.studies.search import Search, trials_of
 from bayeslora.studies.study import task_name
 from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ, StudyOutcome, Tables
-from bayeslora.studies.token_sections import PROBLEM_COLUMNS, TEXT_COLUMNS, TokenSection, token_sections
+from bayeslora.studies.token_sections import ANSWER_COLUMNS, PROBLEM_COLUMNS, TEXT_COLUMNS, TokenSection, token_sections
 from bayeslora.tasks import Task, TokenTask, find_task
 
 Wanted = Mapping[tuple[str, str, int], Path]
@@ -150,7 +150,7 @@ class _Comparison:
         )
         if len(trials_of(self.study)) > 1:
             head += f" {self._searched()}"
-        if any(it not in (TEXT_COLUMNS, PROBLEM_COLUMNS) for it in columns):
+        if any(it not in (TEXT_COLUMNS, PROBLEM_COLUMNS, ANSWER_COLUMNS) for it in columns):
             head += f" {ABOUT_TIES}"
         if any(map(is_shift, columns)):
             head += f" {ABOUT_SHIFT}"

@@ -12,7 +12,7 @@ from bayeslora.predict.tokens.predictor import read_token_predictions
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.result import RunResult
 from bayeslora.studies.evaluated import Places, summary_of
-from bayeslora.tasks import ProblemTask, TokenTask
+from bayeslora.tasks import AnswerTask, ProblemTask, TokenTask
 
 TEXT_COLUMNS = (
     Column("nll", "NLL ↓"),
@@ -26,6 +26,14 @@ PROBLEM_COLUMNS = (
     Column("acc", "ACC ↑", 100.0, 1, largest=True),
     Column("cot_nll", "CoT-NLL ↓"),
     Column("cot_ece", "CoT-ECE ↓", 100.0, 2),
+)
+ANSWER_COLUMNS = (
+    Column("acc", "ACC ↑", 100.0, 1, largest=True),
+    Column("f1", "F1 ↑", 100.0, 1, largest=True),
+    Column("nll", "NLL ↓"),
+    Column("ece", "ECE ↓", 100.0, 2),
+    Column("auroc", "AUROC ↑", largest=True),
+    Column("aurc", "AURC ↓"),
 )
 
 
@@ -47,7 +55,7 @@ class TokenSection:
 def token_sections(
     title: str, task: TokenTask[Any], places: Places, loras: Mapping[int, Path]
 ) -> dict[str, TokenSection]:
-    """Parts by title: one for problems, and for text one for each split that the results have.
+    """Parts by title: one for problems or free answers, and for text one for each split that the results have.
 
     Args:
         title: common title.
@@ -55,11 +63,11 @@ def token_sections(
         places: directories of the results.
         loras: results of LoRAs by seed, whose entropies determine the uncertain tokens.
     """
-    if isinstance(task, ProblemTask):
+    if isinstance(task, (ProblemTask, AnswerTask)):
         figures = {
             method: {seed: _result(path).metrics for seed, path in runs.items()} for method, runs in places.items()
         }
-        return {title: _section(PROBLEM_COLUMNS, figures, places)}
+        return {title: _section(ANSWER_COLUMNS if isinstance(task, AnswerTask) else PROBLEM_COLUMNS, figures, places)}
     sections = {}
     for split in ("validation", "test"):
         figures = {

@@ -82,7 +82,7 @@ class OwnRows:
         name: path or hub id, as given.
         parts: reads the rows of each split that there is.
         whole: reads all rows, if they are not divided yet.
-        missing: error message for a split that there is not.
+        missing: error message for a split that there is not, with ``{split}`` for its name.
     """
 
     name: str
@@ -102,7 +102,7 @@ class OwnRows:
         """The rows of the training split, or all if they are not divided yet."""
         read = self.whole or self.parts.get("train")
         if read is None:
-            raise InputError(self.missing.format(split="train"))
+            raise InputError(self.missing.replace("{split}", "train"))
         return read()
 
     def load(
@@ -123,7 +123,7 @@ class OwnRows:
                 )
             return found
         if split not in self.parts:
-            raise InputError(self.missing.format(split=split))
+            raise InputError(self.missing.replace("{split}", split))
         found = clean_rows(self.parts[split](), read, key, where, drop=drop)
         if not found[0]:
             raise InputError(f"{where}: has no {noun} that can be used; give some")
