@@ -77,6 +77,8 @@ class _Run:
         draws = f"{samples} weight draws where the method draws" if samples else "the posterior mean"
         counts = shown(self.result.counts.get(self.result.split, {}).get("questions", "its"))
         about = f"{counts} questions" if self.directory.predictions.exists() else "every token"
+        if self.directory.answers.exists():
+            about = f"{self.result.solutions} free answers (NLL: the tokens of the accepted ones)"
         told = f"On {about} of the {self.result.split} split, averaged over {draws}."
         blocks: list[Block] = [Cards(found), Note(f"{told} As trained." if self.calibrated else told)]
         if self.calibrated:
@@ -85,7 +87,12 @@ class _Run:
                 for name, title in _CARDS.items()
                 if name in self.calibrated
             ]
-            caption = "Calibrated: posterior scale and temperature were chosen on other questions than these."
+            chosen = (
+                "the confidence was fitted"
+                if self.directory.answers.exists()
+                else "posterior scale and temperature were chosen"
+            )
+            caption = f"Calibrated: {chosen} on other questions than these."
             blocks.append(Plain("calibrated", ["metric", "as trained", "calibrated"], rows, caption, frozenset({1, 2})))
         return Section("Result", blocks)
 
