@@ -445,13 +445,15 @@ def test_help_of_every_verb_imports_nothing_heavy() -> None:
     code = f"""
 import sys
 from bayeslora.cli import main
-for verb in {list(cli.VERBS)}:
+for verb in {sorted(cli.VERBS, key="train".__eq__)}:  # train comes last: its defaults are those of a method, which needs torch
+    if verb == "train":
+        print({{"torch", "numpy"}} & sys.modules.keys(), file=sys.stderr)
     try: main([verb, "--help"])
     except SystemExit as end: assert not end.code
-print({{"torch", "transformers", "peft", "numpy", "datasets", "matplotlib"}} & sys.modules.keys(), file=sys.stderr)
+print({{"transformers", "peft", "datasets", "matplotlib"}} & sys.modules.keys(), file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
-    assert done.stderr.strip() == "set()"
+    assert done.stderr.split() == ["set()", "set()"]
     for verb in cli.VERBS:
         assert f"usage: bayeslora {verb}" in done.stdout
     for word in ("--learning-rate", "--rate-multipliers", "--choice", "--error-rate", "--raw"):
