@@ -199,6 +199,7 @@ def test_the_same_files_give_the_same_report(run, reported, tmp_path):
     assert contents(make_report(run, tmp_path / "again").parent) == contents(reported)
 
 
+@pytest.mark.system
 def test_an_evaluation_elsewhere_is_reported(run, tmp_path):
     task = write_task(tmp_path / "other")
     assert bayeslora("evaluate", run, "--task", task, "--out", tmp_path / "evaluated", "--quiet") == 0
@@ -361,6 +362,7 @@ def refused(capsys, *words: object) -> str:
     return line
 
 
+@pytest.mark.system
 def test_the_verb_tells_where_the_page_is(run, tmp_path, capsys):
     assert bayeslora("report", run, "--out", tmp_path / "a") == 0
     assert capsys.readouterr().out == f"{tmp_path / 'a' / 'index.html'}\n"

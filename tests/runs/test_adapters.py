@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from bayeslora import BayesLoraConfig, load_run
 from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import Calibration
+from tiers import some
 from train.tiny import bayeslora, contents, model_directory, task_directory
 
 QUESTION = ["--question", "Is 3 even?", "--choice", "yes", "--choice", "no"]
@@ -46,7 +47,7 @@ def save_ours(place: Path, **settings: Any) -> Path:
     return place
 
 
-@pytest.fixture(params=["lora", "inducing", "decoupled", "meanfield"])
+@pytest.fixture(params=some(["lora", "inducing", "decoupled", "meanfield"], ["lora", "inducing"]))
 def adapter(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     place = tmp_path / "adapter"
     return save_lora(place) if request.param == "lora" else save_ours(place, posterior=request.param)

@@ -44,6 +44,7 @@ def test_the_run_predicts_as_it_did(run):
     assert again.metrics()["nll"] == pytest.approx(run.read_result().metrics["nll"], abs=1e-4)
 
 
+@pytest.mark.system
 def test_the_run_is_done_and_can_be_reported(run, tmp_path):
     config = saved_run(json.loads(run.config.read_text(encoding="utf-8")))
     before = run.result.read_bytes()

@@ -128,6 +128,7 @@ def test_the_command_line_tells_confidence_and_alternatives(run: Path, capsys: p
     assert {"answer", "confidence", "abstains", "alternatives", *FEATURES} <= set(found)
 
 
+@pytest.mark.system
 def test_interrupted_answering_goes_on_where_it_was(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from bayeslora.predict.generation.confidence import AnswerWriter
 
@@ -182,6 +183,7 @@ def test_all_right_or_all_wrong_is_a_doubt() -> None:
 # Pages and tables -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.system
 def test_the_page_of_a_run_shows_confident_wrong_answers(run: Path, tmp_path: Path) -> None:
     import shutil
 
@@ -197,6 +199,7 @@ def test_the_page_of_a_run_shows_confident_wrong_answers(run: Path, tmp_path: Pa
     assert bayeslora("report", copied, "--quiet") == 2
 
 
+@pytest.mark.system
 def test_a_comparison_has_columns_of_answers(task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--model", model_directory(), "--tasks", task, "--methods", "lora", "bayesian-lora", "--seeds", 0]
     words += [

@@ -64,7 +64,7 @@ def write_any(path: Path, rows: list[dict[str, Any]]) -> Path:
 # Files ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".csv", ".parquet"])
+@pytest.mark.parametrize("suffix", [".jsonl.gz", ".csv", ".parquet"])
 @pytest.mark.parametrize("make", [chat, labelled, own_row, lambda k: {"prompt": f'{k}, "and"\n', "completion": " b"}])
 def test_the_same_rows_in_every_format_are_the_same_task(suffix: str, make: Any, tmp_path: Path) -> None:
     rows = [make(k) for k in range(20)]

@@ -21,6 +21,7 @@ from bayeslora.train import DataConfig, PredictionConfig, TrainingConfig, resolv
 from bayeslora.train.objective import TokenObjective
 from bayeslora.train.run import adapt, open_task
 from tasks.cases import write_lines
+from tiers import some
 from train import tiny
 from train.tiny import bayeslora, contents, read_json, run_config
 
@@ -82,8 +83,13 @@ def config(model: str, task: str, method: str = "bayesian-lora", **changes: Any)
     return run_config(method, **(settings | changes))
 
 
-@pytest.mark.parametrize("method", ["lora", "bayesian-lora"])
-@pytest.mark.parametrize("make", [chat, completion, document])
+@pytest.mark.parametrize(
+    "make, method",
+    some(
+        [(make, method) for make in (chat, completion, document) for method in ("lora", "bayesian-lora")],
+        [(chat, "bayesian-lora"), (document, "lora")],
+    ),
+)
 def test_runs_learn_and_say_what_they_learnt(make: Any, method: str, chatty: str, tmp_path: Path) -> None:
     task = write_task(tmp_path / "task", make)
     result = train(config(chatty, task, method), tmp_path / "run")
@@ -133,6 +139,7 @@ def test_tokens_that_do_not_count_change_nothing() -> None:
     assert loss == pytest.approx(whole - between, rel=1e-5) and objective.terms(text) == 2
 
 
+@pytest.mark.system
 def test_an_interrupted_run_goes_on_to_the_same_bits(
     chatty: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +168,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
     assert {name for name in whole if whole[name] != parts[name]} == {"result.json"}  # which has the time
 
 
+@pytest.mark.system
 def test_truncated_examples_are_counted(chatty: str, tmp_path: Path) -> None:
     task = write_task(tmp_path / "task", chat)
     lengths = [len(text) for text in find_task(task).encode("train", AutoTokenizer.from_pretrained(chatty), 96)]
@@ -194,7 +202,7 @@ def test_columns_are_part_of_the_run(chatty: str, tmp_path: Path, capsys: pytest
 # The same through TRL -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [completion, chat])
+@pytest.mark.parametrize("make", some([completion, chat], [chat]))
 def test_trl_with_our_mixin_has_the_same_loss(make: Any, chatty: str, tmp_path: Path) -> None:
     """One batch at the same draw: the mean over its tokens plus the KL over the tokens of all examples."""
     trl = pytest.importorskip("trl")
