@@ -96,6 +96,13 @@ def test_calibration_decides_the_confidence_and_when_to_abstain() -> None:
         assert answer.confidence == pytest.approx(0.3) and answer.abstains is abstains
 
 
+def test_a_confidence_of_other_features_is_refused() -> None:
+    other = ConfidenceModel(("length",), (0.0,), (1.0,), (1.0,), 0.0)
+    writing = AnswerWriter(writer(), TOKENIZER, Sampling(2), Writing(max_new_tokens=2), Calibration(confidence=other))
+    with pytest.raises(InputError, match=r"is computed from length, and answers have log_probability.*calibrate again"):
+        writing(PROMPTS[:1])
+
+
 # The fit --------------------------------------------------------------------------------------------------------------
 
 

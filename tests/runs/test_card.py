@@ -60,7 +60,7 @@ def test_names_of_the_hub_are_tags(tmp_path: Path) -> None:
     front = yaml.safe_load(card.split("---\n")[1])
     assert front["base_model"] == "org/base" and front["datasets"] == ["org/data"]
     assert "it says it is 57% sure on average, and is right in 50% of the cases" in card and "| calibrated" not in card
-    assert public_name("/home/me/secret/chats.jsonl") == "chats" and public_name("arc-easy") == "arc-easy"
+    assert public_name("some/where/secret/chats.jsonl") == "chats" and public_name("arc-easy") == "arc-easy"
 
 
 def test_peft_loads_it_at_the_mean(run: Path) -> None:
@@ -121,6 +121,15 @@ def test_to_the_hub_and_back(run: Path, hub: Path, capsys: pytest.CaptureFixture
     assert back.classify(["the number 7"])[0].probabilities == pytest.approx(
         local.classify(["the number 7"])[0].probabilities, abs=1e-6
     )
+
+
+@pytest.mark.parametrize("labels", [[1, 2], "ab", {"a": 1}])
+def test_labels_from_the_hub_are_texts(labels: Any, run: Path, hub: Path) -> None:
+    assert bayeslora("push", run, "org/tickets") == 0
+    file = hub / "org/tickets" / "bayeslora.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "labels": labels}))
+    with pytest.raises(InputError, match=r"bayeslora\.json: labels is "):
+        load_run("org/tickets", model=model_directory()).classify(["x"])
 
 
 def test_what_cannot_be_uploaded(run: Path, hub: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

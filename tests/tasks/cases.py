@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from bayeslora.errors import InputError
+
 PROJECT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("BAYESLORA_DATA_DIR") or PROJECT / ".." / "shared" / "data").resolve()
 
@@ -26,6 +28,15 @@ def write_lines(path: Path, rows: Iterable[Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
+
+
+def failure(action: Any) -> str:
+    """The one line that an action is refused with."""
+    with pytest.raises(InputError) as error:
+        action()
+    message = str(error.value)
+    assert "\n" not in message
+    return message
 
 
 def choice_row(number: int = 0, **changes: Any) -> dict[str, Any]:

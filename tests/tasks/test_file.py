@@ -7,22 +7,13 @@ from typing import Any
 
 import pytest
 
-from bayeslora.errors import InputError
 from bayeslora.tasks import Item, Prompt, load_task, make_item, read_items, require_gold
 from bayeslora.tasks.file import read_own
 from bayeslora.tasks.rows import Malformed
 
-from .cases import own_row, write_lines
+from .cases import failure, own_row, write_lines
 
 Q = {"question": "Which?", "choices": ["red", "green", "blue"]}
-
-
-def failure(action: Any) -> str:
-    with pytest.raises(InputError) as error:
-        action()
-    message = str(error.value)
-    assert "\n" not in message
-    return message
 
 
 def test_the_least_and_the_most_a_line_can_say() -> None:

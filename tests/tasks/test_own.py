@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from bayeslora.errors import InputError
 from bayeslora.tasks import AnswerTask, OwnFormat, Task, find_task, load_task
 from bayeslora.tasks.answers import answer_f1, as_number, exact_match, same_free_answer
 from bayeslora.tasks.conversations import ConversationTask
@@ -21,15 +20,7 @@ from bayeslora.tasks.tables import read_table
 from bayeslora.tasks.text import DocumentTask
 from train.tiny import make_tokenizer
 
-from .cases import own_row, write_lines
-
-
-def failure(action: Any) -> str:
-    with pytest.raises(InputError) as error:
-        action()
-    message = str(error.value)
-    assert "\n" not in message
-    return message
+from .cases import failure, own_row, write_lines
 
 
 def chat(number: int = 0) -> dict[str, Any]:

@@ -15,15 +15,7 @@ from bayeslora.errors import InputError
 from bayeslora.tasks import arc, boolq, load_task, mmlu, openbookqa, sources, winogrande
 from bayeslora.tasks.sources import HubPlace, read_json_lines
 
-from .cases import boolq_row, choice_row, winogrande_row, write_lines
-
-
-def failure(action: Any) -> str:
-    with pytest.raises(InputError) as error:
-        action()
-    message = str(error.value)
-    assert "\n" not in message
-    return message
+from .cases import boolq_row, choice_row, failure, winogrande_row, write_lines
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz"])

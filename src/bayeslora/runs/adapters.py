@@ -116,6 +116,9 @@ def read_kind(directory: RunDirectory) -> RunResult | None:
     if not path.exists():
         return None
     values = _read(path)
+    labels = values.get("labels")
+    if labels is not None and not (isinstance(labels, list) and all(isinstance(it, str) for it in labels)):
+        raise InputError(f"{path}: labels is {labels!r}; give a list of texts, or null")
     return RunResult.read(
         {"config": {}, "metrics": {}, "kind": values.get("kind"), "labels": values.get("labels")}, path
     )

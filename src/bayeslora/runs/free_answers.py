@@ -12,7 +12,7 @@ from bayeslora import metrics
 from bayeslora.predict.calibrate import Calibration, Unreached
 from bayeslora.predict.calibrate.confidence import fit_confidence
 from bayeslora.predict.calibrate.threshold import threshold_for
-from bayeslora.predict.generation.confidence import FEATURES, AnswerWriter, feature_rows
+from bayeslora.predict.generation.confidence import FEATURES, AnswerWriter, calibrated_confidence, feature_rows
 from bayeslora.runs.generating import BatchedGeneration
 from bayeslora.tasks.answers import FreeQuestion, answer_f1, ask_freely, encode_answer, exact_match
 
@@ -71,10 +71,10 @@ def answer_metrics(records: Records) -> dict[str, float]:
 def with_confidence(records: Records, calibration: Calibration) -> list[dict[str, Any]]:
     """Records with another confidence, computed from the same features."""
     assert calibration.confidence is not None
-    confidence = calibration.confidence.apply(feature_rows([{n: record[n] for n in FEATURES} for record in records]))
+    confidence = calibrated_confidence(calibration.confidence, records)
     return [
         {**record, "confidence": value, "abstains": calibration.threshold is not None and value < calibration.threshold}
-        for record, value in zip(records, confidence.tolist(), strict=True)
+        for record, value in zip(records, confidence, strict=True)
     ]
 
 
@@ -83,8 +83,7 @@ def calibrate_answers(
 ) -> Calibration:
     """Fit the confidence on answers that are known to be right or wrong, and choose a threshold for a target."""
     right = np.array([record["right"] for record in records], dtype=bool)
-    rows = feature_rows([{name: record[name] for name in FEATURES} for record in records])
-    found = Calibration(confidence=fit_confidence(FEATURES, rows, right), questions=len(records))
+    found = Calibration(confidence=fit_confidence(FEATURES, feature_rows(records), right), questions=len(records))
     after = with_confidence(records, found)
     warnings = () if 0 < right.sum() < len(right) else (f"all answers are {'right' if right.all() else 'wrong'}",)
     found = replace(found, before=_main(records), after=_main(after), warnings=warnings)

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from bayeslora.adapter.sampling import Sampling
+from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import Calibration
+from bayeslora.predict.calibrate.confidence import ConfidenceModel
 from bayeslora.predict.generation.agreement import Agreement, Same, find_agreement
 from bayeslora.predict.generation.results import Generation
 from bayeslora.predict.generation.writing import Prompt, Writing, generate, generate_by_draw
@@ -146,9 +148,20 @@ class AnswerWriter:
         """The answer with its confidence, and whether that is enough."""
         confidence = math.exp(min(0.0, answer.log_probability))
         if self.calibration.confidence is not None:
-            confidence = float(self.calibration.confidence.apply(feature_rows([answer.features]))[0])
+            [confidence] = calibrated_confidence(self.calibration.confidence, [answer.features])
         threshold = self.calibration.threshold
         return replace(answer, confidence=confidence, abstains=threshold is not None and confidence < threshold)
+
+
+def calibrated_confidence(model: ConfidenceModel, features: Sequence[Mapping[str, float]]) -> list[float]:
+    """Confidence of some answers by a model that was fitted on the same features."""
+    if model.features != FEATURES:
+        raise InputError(
+            f"the calibration's confidence is computed from {', '.join(model.features)}, and answers have {', '.join(FEATURES)}; "
+            "calibrate again"
+        )
+    found: list[float] = model.apply(feature_rows(features)).tolist()
+    return found
 
 
 def feature_rows(features: Sequence[Mapping[str, float]]) -> NDArray[np.float64]:
