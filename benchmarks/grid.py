@@ -28,10 +28,10 @@ from bayeslora.predict.questions.predictions import read_predictions
 from bayeslora.progress import reporter
 from bayeslora.runs.config import RunConfig, resolve
 from bayeslora.runs.directory import RunDirectory
+from bayeslora.studies.execution import Execution
 from bayeslora.studies.plan import Job
 from bayeslora.studies.runner import Runner
 from bayeslora.studies.study import task_name
-from bayeslora.studies.worker import Settings
 
 METRICS = ("nll", "acc", "ece", "epistemic")
 
@@ -48,12 +48,11 @@ def plan(given: argparse.Namespace) -> list[Job]:
     jobs = []
     for text in given.variant:
         name, _, words = text.partition(":")
+        config = configured([*shlex.split(given.common), "--task", given.tasks[0], *shlex.split(words)])
         for task in given.tasks:
-            config = configured([*shlex.split(given.common), "--task", task, *shlex.split(words)])
+            place = given.runs / task_name(task) / name
             jobs += [
-                Job(
-                    resolve(replace(config, seed=seed)), given.runs / task_name(task) / name / f"seed-{seed}", name=name
-                )
+                Job(resolve(replace(config, task=task, seed=seed)), place / f"seed-{seed}", name=name)
                 for seed in given.seeds
             ]
     return jobs
@@ -92,9 +91,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     jobs = plan(given)
-    settings = Settings(given.data_dir, given.device)
-    with reporter(quiet=False) as report, Runner(settings, given.workers, report=report) as runner:
-        runner.run(jobs)
+    with reporter(quiet=False) as report:
+        execution = Execution(data_dir=given.data_dir, device=given.device, workers=given.workers, report=report)
+        with Runner(execution) as runner:
+            runner.run(jobs)
     done = [(job, RunDirectory(job.path)) for job in jobs if RunDirectory(job.path).result.exists()]
     results = [(job, place.read_result()) for job, place in done]
     record = {

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from bayeslora.adapter import find_holder
 from bayeslora.bench.config import LORA, BenchConfig, parse_batch
@@ -199,19 +199,22 @@ def _peak(step: TrainStep, device: torch.device) -> int:
 
 
 def saved_bytes(step: TrainStep) -> int:
-    """Bytes that autograd saves for the backward pass, each storage counted once and weights not at all."""
+    """Bytes that autograd saves for the backward pass, each storage counted once and weights not at all.
+
+    The storages are held until the end: one that is freed may leave its address to the next one.
+    """
     weights = {parameter.untyped_storage().data_ptr() for parameter in step.model.parameters()}
-    kept: dict[int, int] = {}
+    kept: dict[int, UntypedStorage] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
+            kept[storage.data_ptr()] = storage
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         step()
-    return sum(kept.values())
+    return sum(storage.nbytes() for storage in kept.values())
 
 
 def _timed(
