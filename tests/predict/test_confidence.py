@@ -94,6 +94,9 @@ def test_calibration_decides_the_confidence_and_when_to_abstain() -> None:
         calibration = Calibration(confidence=flat, threshold=threshold)
         [answer] = AnswerWriter(model, TOKENIZER, Sampling(2), Writing(max_new_tokens=3), calibration)(PROMPTS[:1])
         assert answer.confidence == pytest.approx(0.3) and answer.abstains is abstains
+    choices = Calibration(threshold=1.0)  # of choices, and not of answers in free text
+    [answer] = AnswerWriter(model, TOKENIZER, Sampling(2), Writing(max_new_tokens=3), choices)(PROMPTS[:1])
+    assert not answer.abstains
 
 
 def test_a_confidence_of_other_features_is_refused() -> None:

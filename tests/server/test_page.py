@@ -260,6 +260,23 @@ def test_text_is_written_and_shaded(open_page: Open, url: str) -> None:
     assert page.locator("#threshold-card").is_hidden() and not page.errors
 
 
+def test_a_text_is_compared_with_what_the_draws_write(open_page: Open, url: str) -> None:
+    page = open_page(url)
+    body = {"prompt": "red", "max_tokens": 12, "temperature": 0, "agreement": True}
+    want = httpx.post(f"{url}/v1/completions", json=body).json()["choices"][0]["confidence"]
+    write(page, "red", 12)
+    page.wait_for_selector("#others")
+    share = f"{100 * want['agreement']:.0f} %"
+    assert f"{share} of the draws write the same by themselves" in words(page, "#others")
+    assert page.locator("#others li").count() == len(want["alternatives"])
+    for alternative in want["alternatives"]:
+        assert f"{100 * alternative['share']:.0f} %" in words(page, "#others")
+    page.uncheck("#agreement")
+    write(page, "red", 12)
+    page.wait_for_selector("#text-result details")
+    assert page.locator("#others").count() == 0 and not page.errors
+
+
 def test_a_chat_is_written(open_page: Open, url: str) -> None:
     page = open_page(url)
     page.get_by_text("Free text").click()
@@ -456,6 +473,17 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
 # What it says ---------------------------------------------------------------------------------------------------------
 
 
+def said_by(folder: Path, function: str, arguments: str) -> str:
+    """What a function of ``doubt.js`` says."""
+    for name in ("doubt.js", "dom.js"):
+        shutil.copy(FOLDER / name, folder)
+    (folder / "package.json").write_text('{"type": "module"}')
+    script = f'import {{ {function} }} from "./doubt.js";\nconsole.log({function}({arguments}));\n'
+    (folder / "main.js").write_text(script)
+    done = subprocess.run(["node", folder / "main.js"], capture_output=True, text=True, timeout=20, check=True)
+    return done.stdout.strip().replace("\u00a0", " ")
+
+
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no node here")
 @pytest.mark.parametrize(
     "draws, entropy, epistemic, told",
@@ -469,16 +497,25 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
 )
 def test_no_more_is_said_than_follows(tmp_path: Path, draws: int, entropy: float, epistemic: float, told: str) -> None:
     """Draws that agree may all be wrong, as those of a run of one step are."""
-    for name in ("doubt.js", "dom.js"):
-        shutil.copy(FOLDER / name, tmp_path)
-    (tmp_path / "package.json").write_text('{"type": "module"}')
     reply = {"draws": [[0.5, 0.5]] * draws, "entropy": entropy, "epistemic": epistemic}
-    script = f"console.log(explained({json.dumps(reply)}, Math.log(2)));"
-    (tmp_path / "main.js").write_text(f'import {{ explained }} from "./doubt.js";\n{script}\n')
-    done = subprocess.run(["node", tmp_path / "main.js"], capture_output=True, text=True, timeout=20, check=True)
-    said = done.stdout.replace("\u00a0", " ")
+    said = said_by(tmp_path, "explained", f"{json.dumps(reply)}, Math.log(2)")
     assert said.startswith(told)
     assert (" agree with each other" in said) == ("That does not make the answer right" in said)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node here")
+@pytest.mark.parametrize(
+    "confidence, told",
+    [
+        ({"value": 0.83, "calibrated": True, "abstains": False}, "Confident: right with probability 83 %"),
+        ({"value": 0.31, "calibrated": True, "abstains": True}, "Not sure: right with probability 31 %"),
+        ({"value": 1e-9, "calibrated": False, "abstains": False, "agreement": 1}, "All draws write the same"),
+        ({"value": 0.9, "calibrated": False, "abstains": False, "agreement": 0.75}, "75 % of the draws write the same"),
+    ],
+)
+def test_confidence_in_words(tmp_path: Path, confidence: dict[str, Any], told: str) -> None:
+    """A probability of being right is only told if it is calibrated."""
+    assert said_by(tmp_path, "trusted", json.dumps(confidence)) == told
 
 
 def test_nothing_is_said_of_the_question_or_the_truth() -> None:

@@ -129,7 +129,8 @@ def test_a_token_is_needed_everywhere_but_for_health(trained: TrainedModel) -> N
                 got = client.request("POST" if "c" in path[4:5] else "GET", path, headers=wrong)
                 assert got.status_code == 401 and got.headers["WWW-Authenticate"] == "Bearer"
                 assert got.json()["error"]["code"] == "invalid_api_key"
-        assert client.get("/healthz").status_code == client.get("/openapi.json").status_code == 200
+        for path in ("/healthz", "/openapi.json", "/docs"):
+            assert client.get(path).status_code == 200
         right = {"Authorization": f"Bearer {token}".encode()}
         assert client.get("/v1/models", headers=right).status_code == 200
         assert client.post("/v1/choices", json=ASKED, headers=right).status_code == 200
@@ -154,7 +155,7 @@ def test_a_body_has_a_deadline(trained: TrainedModel) -> None:
 
 
 def test_what_is_not_there(url: str) -> None:
-    for method, path, status in (("GET", "/nothing", 404), ("GET", "/v1/choices", 405), ("GET", "/docs", 404)):
+    for method, path, status in (("GET", "/nothing", 404), ("GET", "/v1/choices", 405), ("GET", "/redoc", 404)):
         got = httpx.request(method, f"{url}{path}")
         assert got.status_code == status and got.json()["error"]["message"]
     got = httpx.options(
@@ -200,6 +201,24 @@ def test_figures_for_prometheus(trained: TrainedModel) -> None:
     assert counts == sorted(counts) and len({line.partition(" ")[0] for line in lines if line[0] != "#"}) == len(
         [line for line in lines if line[0] != "#"]
     )
+
+
+def test_the_api_is_described_on_a_page(url: str) -> None:
+    """Every endpoint with every field of its own, without anything from other hosts."""
+    got = httpx.get(f"{url}/docs")
+    assert got.headers["content-type"].startswith("text/html")
+    assert got.headers["content-security-policy"].startswith("default-src 'self';")
+    assert not re.findall(r"https?://", got.text)
+    openapi = httpx.get(f"{url}/openapi.json").json()
+    for path, methods in openapi["paths"].items():
+        assert all(f"<code>{method.upper()} {path}</code>" in got.text for method in methods)
+    for name in ("ChoicesRequest", "ChatRequest", "CompletionRequest", "ChoicesReply"):
+        for field in openapi["components"]["schemas"][name]["properties"]:
+            assert f"<td><code>{field}</code></td>" in got.text
+    assert "<td><code>choices[].confidence.alternatives[].share</code></td><td>number</td>" in got.text
+    assert "<td><code>temperature</code></td><td>number, ≥ 0, ≤ 2</td>" in got.text
+    assert "<td><code>question</code></td><td>string</td><td>The question. Required.</td>" in got.text
+    assert "&#x27;s" in got.text  # texts are escaped
 
 
 def test_the_description_is_complete(url: str) -> None:

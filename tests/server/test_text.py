@@ -13,7 +13,10 @@ import httpx
 import openai
 import pytest
 
+from bayeslora.predict.calibrate import Calibration
+from bayeslora.predict.calibrate.confidence import ConfidenceModel
 from bayeslora.predict.generation import Writing
+from bayeslora.predict.generation.confidence import FEATURES, WrittenAnswer
 from bayeslora.predict.generation.results import Generation
 from bayeslora.runs.trained import TrainedModel
 from bayeslora.server.pieces import Pieces
@@ -131,7 +134,14 @@ def test_a_message_is_taken_back_as_the_client_gave_it(client: openai.OpenAI, tr
     said = client.chat.completions.create(messages=MESSAGES, max_tokens=6, **GREEDY).choices[0].message
     again = {"role": "user", "content": "and green"}
     want = written(trained, [*MESSAGES, {"role": "assistant", "content": said.content}, again], 4)
-    empty = {"refusal": "", "annotations": [], "tool_calls": [], "audio": None, "function_call": None, "parsed": None}
+    empty = {
+        "refusal": "I am not sure",
+        "annotations": [],
+        "tool_calls": [],
+        "audio": None,
+        "function_call": None,
+        "parsed": None,
+    }
     for back in (said, said.model_dump(), said.to_dict(), said.model_dump() | empty):
         talk: Any = [*MESSAGES, back, again]
         got = client.chat.completions.create(messages=talk, max_tokens=4, **GREEDY)
@@ -144,7 +154,6 @@ def test_a_message_is_taken_back_as_the_client_gave_it(client: openai.OpenAI, tr
 @pytest.mark.parametrize(
     "extra",
     [
-        {"refusal": "I will not"},
         {"annotations": [{"type": "url_citation"}]},
         {"tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
         {"function_call": {"name": "f", "arguments": "{}"}},
@@ -232,7 +241,9 @@ def test_a_stream_of_chat(client: openai.OpenAI, trained: TrainedModel, url: str
 @pytest.mark.parametrize(
     "change, status, message",
     [
-        ({"n": 2}, 422, "n: Input should be 1"),
+        ({"n": 9}, 422, "n: Input should be less than or equal to 8"),
+        ({"top_k": -1}, 422, "top_k: Input should be greater than or equal to 0"),
+        ({"min_p": 2}, 422, "min_p: Input should be less than or equal to 1"),
         ({"best_of": 2}, 422, "best_of: Input should be 1"),
         ({"echo": True}, 422, "echo: Input should be False"),
         ({"max_tokens": 0}, 422, "max_tokens: Input should be greater than or equal to 1"),
@@ -254,7 +265,10 @@ def test_a_stream_of_chat(client: openai.OpenAI, trained: TrainedModel, url: str
             "but the context length is 512; shorten",
         ),
         ({"presence_penalty": 1.0}, 422, "presence_penalty: Input should be less than or equal to 0"),
-        ({"logit_bias": {"5": 1}}, 422, "logit_bias: Input should be None"),
+        ({"logit_bias": {"five": 1}}, 422, "logit_bias.five"),
+        ({"logit_bias": {"5": 101}}, 422, "logit_bias.5: Input should be less than or equal to 100"),
+        ({"logit_bias": {str(k): 1 for k in range(301)}}, 422, "logit_bias: Dictionary should have at most 300 items"),
+        ({"logit_bias": {"999999": 1}}, 400, "logit_bias has token 999999; the model has"),
         ({"model": "gpt-4"}, 404, "model 'gpt-4' does not exist"),
         ({"samples": 99}, 400, "samples is 99; this server allows at most 16"),
         ({"seed": 2**63}, 422, "seed"),
@@ -288,6 +302,106 @@ def test_a_model_without_a_template_does_not_chat(trained: TrainedModel) -> None
         for stream in (False, True):
             got = client.post("/v1/chat/completions", json={"messages": MESSAGES, "stream": stream})
             assert got.status_code == 400 and "has no chat template" in got.json()["error"]["message"]
+
+
+# Confidence -----------------------------------------------------------------------------------------------------------
+
+
+def calibrated(trained: TrainedModel, threshold: float) -> TrainedModel:
+    """Its confidence in texts is 1 / (1 + e) where one draw of two agrees, and more where both do."""
+    weights = tuple(float(name == "agreement") for name in FEATURES)
+    means, scales = tuple(0.5 * weight for weight in weights), (0.5,) * len(FEATURES)
+    confidence = ConfidenceModel(FEATURES, means, scales, weights, -1.0)
+    return replace(trained, calibration=Calibration(confidence=confidence, threshold=threshold))
+
+
+def assert_compared(confidence: Any, want: WrittenAnswer) -> None:
+    assert confidence["value"] == pytest.approx(want.confidence, abs=1e-5)
+    assert confidence["agreement"] == want.agreement.share and confidence["abstains"] == want.abstains
+    assert confidence["semantic_entropy"] == pytest.approx(want.agreement.semantic_entropy)
+    assert [(it["text"], it["share"]) for it in confidence["alternatives"]] == list(want.alternatives)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_a_text_is_compared_with_those_of_the_draws(client: openai.OpenAI, trained: TrainedModel, prompt: str) -> None:
+    got: Any = client.completions.create(prompt=prompt, max_tokens=6, extra_body={"agreement": True}, **GREEDY)
+    [want] = replace(trained, config=replace(trained.config, seed=0)).answer_writer(Writing(max_new_tokens=6))([prompt])
+    assert_compared(got.choices[0].confidence, want)
+    assert got.choices[0].confidence["calibrated"] is False and not want.abstains
+    plain: Any = client.completions.create(prompt=prompt, max_tokens=6, **GREEDY)
+    assert plain.choices[0].text == got.choices[0].text
+    assert all(plain.choices[0].confidence[name] is None for name in ("value", "abstains", "agreement", "alternatives"))
+
+
+@pytest.mark.parametrize("threshold, quiet", [(0.001, False), (0.999, True)])
+def test_a_chat_says_when_it_is_not_sure(trained: TrainedModel, threshold: float, quiet: bool) -> None:
+    """A run whose confidence is calibrated tells it unasked, also at the end of a stream."""
+    model = calibrated(trained, threshold)
+    with held_up(model) as (engine, _, http):
+        engine.go.set()
+        client = openai.OpenAI(base_url=str(http.base_url.join("/v1")), api_key="none", max_retries=0)
+        got: Any = client.chat.completions.create(messages=MESSAGES, max_tokens=6, **GREEDY)
+        choice = got.choices[0]
+        [want] = replace(model, config=replace(model.config, seed=0)).answer([MESSAGES], Writing(max_new_tokens=6))
+        assert_compared(choice.confidence, want)
+        assert choice.confidence["abstains"] is quiet and choice.confidence["calibrated"] is True
+        assert choice.message.content == want.generation.text
+        said = f"I am not sure: confidence {want.confidence:.2f}, below 1.00."
+        assert choice.message.refusal == (said if quiet else None)
+        chunks: Any = list(client.chat.completions.create(messages=MESSAGES, max_tokens=6, stream=True, **GREEDY))
+        assert_compared(chunks[-1].choices[0].confidence, want)
+        assert chunks[-1].choices[0].delta.refusal == choice.message.refusal
+        talk = [*MESSAGES, choice.message, {"role": "user", "content": "sure"}]
+        assert client.chat.completions.create(messages=talk, max_tokens=2, **GREEDY).choices
+
+
+def test_several_texts_of_a_prompt(client: openai.OpenAI, trained: TrainedModel) -> None:
+    """Each is what its own seed gives, and the prompt is counted once."""
+    settings: dict[str, Any] = {"temperature": 1.5, "seed": 7, "model": "tiny-run"}
+    got = client.completions.create(prompt=PROMPTS[:2], n=3, max_tokens=6, **settings)
+    want = [written(trained, prompt, 6, temperature=1.5, seed=7 + k) for prompt in PROMPTS[:2] for k in range(3)]
+    assert [choice.text for choice in got.choices] == [one.text for one in want]
+    lengths = [len(trained.loaded.tokenizer(prompt).input_ids) for prompt in PROMPTS[:2]]
+    assert got.usage is not None and got.usage.prompt_tokens == sum(lengths)
+    assert got.usage.completion_tokens == sum(len(one.token_ids) for one in want)
+    chat = client.chat.completions.create(messages=MESSAGES, n=2, max_tokens=6, **settings)
+    told = [written(trained, MESSAGES, 6, temperature=1.5, seed=7 + k).text for k in range(2)]
+    assert [choice.message.content for choice in chat.choices] == told
+    usage = {"include_usage": True}
+    stream: Any = client.chat.completions.create(
+        messages=MESSAGES, n=2, max_tokens=6, stream=True, stream_options=usage, **settings
+    )
+    *chunks, last = list(stream)
+    for index in range(2):
+        own = [chunk.choices[0].delta for chunk in chunks if chunk.choices[0].index == index]
+        assert own[0].role == "assistant" and "".join(delta.content for delta in own) == told[index]
+    assert last.usage == chat.usage
+
+
+def test_what_is_sampled_can_be_limited(client: openai.OpenAI, trained: TrainedModel) -> None:
+    def sample(**settings: Any) -> str:
+        known = {name: settings.pop(name) for name in ("top_k", "min_p") if name in settings}
+        given = {"temperature": 1.5, "seed": 2, "model": "tiny-run"} | settings
+        return client.completions.create(prompt="red", max_tokens=8, extra_body=known, **given).choices[0].text
+
+    greedy = written(trained, "red", 8, seed=2).text
+    free = sample()
+    assert free != greedy and sample(top_k=1) == greedy and sample(min_p=1.0) == greedy
+    assert sample(top_k=0, min_p=0.0) == free
+    for settings in ({"top_k": 3}, {"min_p": 0.5}):
+        assert sample(**settings) == written(trained, "red", 8, temperature=1.5, seed=2, **settings).text
+    first = written(trained, "red", 1).token_ids[0]
+    for temperature in (0, 1.5):
+        without: Any = client.completions.create(
+            model="tiny-run", prompt="red", max_tokens=1, temperature=temperature, seed=0, logit_bias={str(first): -100}
+        )
+        forced: Any = client.completions.create(
+            model="tiny-run", prompt="red", max_tokens=1, temperature=temperature, logit_bias={"5": 100}
+        )
+        word = trained.loaded.tokenizer.decode([first])
+        assert without.choices[0].confidence["tokens"][0]["token"] != word
+        token = forced.choices[0].confidence["tokens"][0]
+        assert token["token"] == trained.loaded.tokenizer.decode([5]) and token["probability"] < 0.9  # before the bias
 
 
 # Side by side -------------------------------------------------------------------------------------------------------

@@ -145,6 +145,10 @@ class Generate(OfDraws):
     """Sampling temperature; 0 takes the most probable token each time."""
     top_p: float = 1.0
     """Sample from the most probable tokens that together have this probability (nucleus sampling)."""
+    top_k: int = 0
+    """Sample from this many most probable tokens; 0 from all."""
+    min_p: float = 0.0
+    """Sample from tokens with at least this share of the most probable one's probability."""
     stop: UseAppendAction[tuple[str, ...]] = ()
     """A text that ends generation; give the option once for each."""
     seed: int = 0
@@ -161,6 +165,8 @@ class Generate(OfDraws):
             max_new_tokens=self.max_new_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
             stop=self.stop,
             seed=self.seed,
         )

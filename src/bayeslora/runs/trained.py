@@ -158,10 +158,13 @@ class TrainedModel:
         A text is asked as the questions of the run's own task were, or as a user's message where the model has a chat
         template; a chat is given as its messages.
         """
-        tokenizer, writing = self.loaded.tokenizer, _writing(writing, settings)
         asked = [self._asked(it) for it in ([prompts] if isinstance(prompts, str) else prompts)]
-        found = AnswerWriter(self.model, tokenizer, self._sampling, writing, self.calibration)(asked)
+        found = self.answer_writer(_writing(writing, settings))(asked)
         return found[0] if isinstance(prompts, str) else found
+
+    def answer_writer(self, writing: Writing) -> AnswerWriter:
+        """Writes free answers with these settings, and finds the confidence of texts."""
+        return AnswerWriter(self.model, self.loaded.tokenizer, self._sampling, writing, self.calibration)
 
     def _asked(self, prompt: Prompt) -> Prompt:
         """A prompt for a free answer."""

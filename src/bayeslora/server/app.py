@@ -8,6 +8,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,13 @@ from bayeslora.server.engine import Engine, Question, Text, Written
 from bayeslora.server.errors import Failure, as_failure, described, error_body, install_handlers
 from bayeslora.server.evaluation import evaluate_run
 from bayeslora.server.hosts import Hosts, KnowHost
-from bayeslora.server.limits import LOOKS
+from bayeslora.server.limits import LOOKS, SEEDS
 from bayeslora.server.metrics import CONTENT_TYPE, Metrics
 from bayeslora.server.middleware import Guard, LimitBody, LimitWork, Measure, RequireToken
 from bayeslora.server.openai_schemas import ChatCompletion, ChatRequest, Completion, CompletionRequest, TextRequest
-from bayeslora.server.replies import ChatReply, CompletionReply, Reply, count_usage
+from bayeslora.server.replies import ChatReply, CompletionReply, Reply
 from bayeslora.server.schemas import ChoicesReply, ChoicesRequest, Evaluation, Health, Model, ModelList
-from bayeslora.server.web import page_routes
+from bayeslora.server.web import DOCS, page_routes
 from bayeslora.server.worker import ModelWorker
 from bayeslora.tasks import make_item
 
@@ -61,7 +62,7 @@ def create_app(
     told = evaluate_run(engine.trained, name, limits.max_samples, evaluation)
     server = _Endpoints(engine, name, told, wants_token=token is not None)
     metrics = Metrics(
-        sorted({route.path for route in server.router.routes if hasattr(route, "path")} | {"/", "/openapi.json"})
+        sorted({route.path for route in server.router.routes if hasattr(route, "path")} | {"/", "/openapi.json", DOCS})
     )
     worker = ModelWorker(engine, limits.queue, metrics)
     metrics.depth.set_function(lambda: worker.depth)
@@ -84,7 +85,7 @@ def create_app(
     )
     install_handlers(app)
     app.include_router(server.router)
-    app.include_router(page_routes())
+    app.include_router(page_routes(app.openapi))
     app.state.worker = worker
     app.add_middleware(LimitWork, most=limits.connections - LOOKS)
     app.add_middleware(LimitBody, most=limits.max_body, seconds=limits.timeout)
@@ -101,6 +102,7 @@ class _Endpoints:
         self.name = name
         self.limits = engine.limits
         self.samples = engine.trained.samples
+        self.calibration = engine.trained.calibration
         self.dispatcher: Dispatcher
         self.metrics: Metrics
         self.worker: ModelWorker
@@ -176,7 +178,9 @@ class _Endpoints:
         prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         wanted = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         texts = self._texts(prompts, body, wanted, body.logprobs or 0)
-        reply = CompletionReply(self.name, texts, logprobs=body.logprobs is not None)
+        reply = CompletionReply(
+            self.name, texts, self.calibration, copies=body.n or 1, logprobs=body.logprobs is not None
+        )
         return await self._reply(request, body, texts, reply)
 
     async def chat(self, request: Request, body: ChatRequest) -> Any:
@@ -186,7 +190,7 @@ class _Endpoints:
         given = [n for n in (body.max_completion_tokens, body.max_tokens) if n is not None]
         messages = [message.plain for message in body.messages]
         texts = self._texts([messages], body, given[0] if given else self.limits.max_tokens, body.top_logprobs or 0)
-        reply = ChatReply(self.name, texts, logprobs=bool(body.logprobs))
+        reply = ChatReply(self.name, texts, self.calibration, copies=body.n or 1, logprobs=bool(body.logprobs))
         return await self._reply(request, body, texts, reply)
 
     def _texts(self, prompts: Sequence[Prompt], body: TextRequest, wanted: int, top: int) -> list[Text]:
@@ -201,10 +205,18 @@ class _Endpoints:
             max_new_tokens=wanted,
             temperature=temperature,
             top_p=1.0 if body.top_p is None else body.top_p,
+            top_k=body.top_k or 0,
+            min_p=body.min_p or 0.0,
+            logit_bias=body.biases,
             stop=body.stops,
             seed=fresh if body.seed is None else body.seed,
         )
-        return [Text(prompt, writing, self._samples(body.samples), top) for prompt in prompts]
+        agreement = self.calibration.confidence is not None if body.agreement is None else body.agreement
+        return [
+            Text(prompt, replace(writing, seed=(writing.seed + k) % SEEDS), self._samples(body.samples), top, agreement)
+            for prompt in prompts
+            for k in range(body.n or 1)
+        ]
 
     async def _reply(self, request: Request, body: TextRequest, texts: Sequence[Text], reply: Reply) -> Any:
         if not body.stream:
@@ -226,17 +238,17 @@ class _Endpoints:
 
 
 async def _pieces(events: AsyncIterator[Any], reply: Reply, *, usage: bool) -> AsyncIterator[BaseModel]:
-    done: list[Written] = []
+    done: dict[int, Written] = {}
     for piece in reply.opening():
         yield piece
     async for event in events:
         if isinstance(event.news, Written):
-            done.append(event.news)
+            done[event.index] = event.news
             yield reply.closing(event.index, event.news)
         else:
             yield reply.piece(event.index, event.news)
     if usage:
-        yield reply.usage_piece(count_usage(done))
+        yield reply.usage_piece(reply.usage([done[index] for index in sorted(done)]))
 
 
 async def _sent(pieces: AsyncIterator[BaseModel]) -> AsyncIterator[str]:

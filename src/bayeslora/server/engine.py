@@ -17,6 +17,7 @@ from bayeslora.adapter.holder import PosteriorHolder
 from bayeslora.errors import InputError
 from bayeslora.models.context import context_length
 from bayeslora.predict.generation import Prompt, Writing, encode_prompts
+from bayeslora.predict.generation.confidence import WrittenAnswer
 from bayeslora.predict.generation.results import Generation, Token
 from bayeslora.predict.questions.answers import Answer
 from bayeslora.predict.questions.options import packed_length
@@ -48,12 +49,14 @@ class Answered:
 
 @dataclass(frozen=True)
 class Text:
-    """A text to continue, and how many of the most probable tokens to report at every step."""
+    """A text to continue, how many of the most probable tokens to report at every step, and whether to compare it with what
+    every draw writes by itself."""
 
     prompt: Prompt
     writing: Writing
     samples: int
     top: int = 0
+    agreement: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,7 @@ class Written:
     generation: Generation
     pieces: list[Piece]
     prompt_tokens: int
+    answer: WrittenAnswer | None = None
 
 
 class Engine:
@@ -168,12 +172,20 @@ class Engine:
         def watch(tokens: Mapping[int, Token]) -> None:
             tell({row: self._piece(t, growing[row].add(t.id)) for row, t in tokens.items() if not growing[row].stopped})
 
-        model = replace(self.trained, samples=first.samples)
-        found = model.generate([text.prompt for text in texts], first.writing, top=top, watch=watch)
+        model, prompts = replace(self.trained, samples=first.samples), [text.prompt for text in texts]
+        found = model.generate(prompts, first.writing, top=top, watch=watch)
+        answers = self._assess(model, first, prompts, found) if first.agreement else [None] * len(found)
         return [
-            Written(one, [self._piece(token, "") for token in one.tokens], length)
-            for one, length in zip(found, lengths, strict=True)
+            Written(one, [self._piece(token, "") for token in one.tokens], length, answer)
+            for one, length, answer in zip(found, lengths, answers, strict=True)
         ]
+
+    def _assess(
+        self, model: TrainedModel, text: Text, prompts: Sequence[Prompt], found: Sequence[Generation]
+    ) -> list[WrittenAnswer]:
+        """Texts with their confidence, by the same draws."""
+        writer = model.answer_writer(text.writing)
+        return replace(writer, sampling=replace(writer.sampling, seed=text.writing.seed)).assess(prompts, found)
 
     def _piece(self, token: Token, text: str) -> Piece:
         return Piece(token, self._word(token.id), text, tuple((self._word(id), value) for id, value in token.top))

@@ -15,10 +15,15 @@ TEXT_CHARACTERS = 200_000
 """Maximum characters of one text, checked before tokenisation."""
 
 STOPS = 4
+COMPLETIONS = 8
+BIASES = 300
 PROMPTS = 16
 MESSAGES = 256
 TOP_LOGPROBS = 20
 """Maximum number per request."""
+
+SEEDS = 2**63
+"""Seeds are below this."""
 
 BATCH = 32
 """Maximum requests per batch."""

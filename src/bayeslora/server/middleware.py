@@ -11,11 +11,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bayeslora.server.errors import GONE, Failure, busy, error_reply
 from bayeslora.server.metrics import Metrics
-from bayeslora.server.web import FILES
+from bayeslora.server.web import DOCS, FILES
 
 log = logging.getLogger("bayeslora.server")
 
-OPEN_PATHS = {"/healthz", "/openapi.json", *FILES}
+OPEN_PATHS = {"/healthz", "/openapi.json", DOCS, *FILES}
 """Paths that need no token."""
 
 

@@ -6,13 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from bayeslora.server.limits import MESSAGES, PROMPTS, STOPS, TOP_LOGPROBS
+from bayeslora.server.limits import BIASES, COMPLETIONS, MESSAGES, PROMPTS, SEEDS, STOPS, TOP_LOGPROBS
 from bayeslora.server.schemas import Asked, Samples, SomeText, Text
 
 StopText = Annotated[str, Field(min_length=1, max_length=64)]
+TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 Ignored = Annotated[Any, Field(default=None, description="Accepted and ignored.")]
 Unsupported = Annotated[None, Field(default=None, description="Not supported.")]
-NoText = Annotated[str | None, Field(default=None, max_length=0, description="Not supported; must be empty.")]
 NoList = Annotated[list[Any] | None, Field(default=None, max_length=0, description="Not supported; must be empty.")]
 NoPenalty = Annotated[float | None, Field(default=None, ge=0, le=0, description="Not supported; must be 0.")]
 
@@ -37,16 +38,30 @@ class TextRequest(Asked):
     seed: int | None = Field(
         default=None,
         ge=0,
-        lt=2**63,
+        lt=SEEDS,
         description="Seed for weights and tokens. Without it, sampled texts differ between requests.",
     )
-    n: Literal[1] | None = Field(default=None, description="Completions per prompt; only 1 is supported.")
+    n: int | None = Field(default=None, ge=1, le=COMPLETIONS, description="Texts per prompt, each with its own seed.")
+    top_k: int | None = Field(default=None, ge=0, description="Sample from this many most probable tokens; 0 from all.")
+    min_p: float | None = Field(
+        default=None, ge=0, le=1, description="Least probability to sample, as a share of the most probable token's."
+    )
+    logit_bias: dict[TokenId, Bias] | None = Field(
+        default=None, max_length=BIASES, description="What is added to the logits of tokens, by id."
+    )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     samples: Samples
+    agreement: bool | None = Field(
+        default=None,
+        description="Whether every posterior sample also writes a text of its own, to tell how far they agree and how probable "
+        "it is that the text is right. Takes about twice as long. Defaults to true if the run's confidence in answers is "
+        "calibrated.",
+    )
     frequency_penalty: NoPenalty
     presence_penalty: NoPenalty
-    logit_bias: Unsupported
+    reasoning_effort: Ignored
+    verbosity: Ignored
     user: Ignored
     metadata: Ignored
     store: Ignored
@@ -58,6 +73,11 @@ class TextRequest(Asked):
     def stops(self) -> tuple[str, ...]:
         """All stop sequences."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """Tokens by id, with what is added to their logits."""
+        return tuple((int(token), bias) for token, bias in (self.logit_bias or {}).items())
 
 
 class CompletionRequest(TextRequest):
@@ -85,7 +105,7 @@ class Message(Asked):
     role: Annotated[str, Field(min_length=1, max_length=32)]
     content: Text | Annotated[list[TextPart], Field(max_length=MESSAGES)]
     name: Ignored
-    refusal: NoText
+    refusal: Ignored
     annotations: NoList
     tool_calls: NoList
     audio: Unsupported
@@ -129,10 +149,26 @@ class TokenConfidence(BaseModel):
     epistemic: float
 
 
+class Alternative(BaseModel):
+    """A text that other posterior samples wrote."""
+
+    text: str
+    share: float = Field(description="Share of the samples.")
+
+
 class Confidence(BaseModel):
-    """Uncertainty of a generated text. In a stream, tokens arrive one by one and the totals with the last chunk."""
+    """Uncertainty of a generated text. In a stream, tokens arrive one by one and the rest with the last chunk."""
 
     tokens: list[TokenConfidence]
+    value: float | None = Field(
+        default=None,
+        description="Probability that the text is right, with `agreement`: calibrated, or else that of the text itself.",
+    )
+    calibrated: bool | None = Field(default=None, description="Whether `value` is calibrated.")
+    abstains: bool | None = Field(default=None, description="Whether `value` is below the calibrated threshold.")
+    agreement: float | None = Field(default=None, description="Share of the samples that write the same.")
+    semantic_entropy: float | None = Field(default=None, description="Entropy over the different texts, in nats.")
+    alternatives: list[Alternative] | None = Field(default=None, description="What the other samples wrote.")
     log_likelihood: float | None = Field(
         default=None, description="Log-likelihood of the text under the averaged distribution."
     )
@@ -205,7 +241,7 @@ class ChatMessage(BaseModel):
 
     role: Literal["assistant"] = "assistant"
     content: str
-    refusal: None = None
+    refusal: str | None = Field(default=None, description="That the model is not sure, if it abstains.")
 
 
 class ChatChoice(BaseModel):
@@ -234,6 +270,7 @@ class Delta(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    refusal: str | None = None
 
 
 class ChatPieceChoice(BaseModel):

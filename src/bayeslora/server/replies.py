@@ -6,10 +6,12 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from bayeslora.predict.calibrate import Calibration
+from bayeslora.predict.generation.confidence import WrittenAnswer
 from bayeslora.server import openai_schemas as shapes
 from bayeslora.server.engine import Piece, Text, Written
 from bayeslora.server.pieces import HALF
@@ -22,18 +24,24 @@ class Reply(ABC):
 
     Args:
         model: its name.
-        texts: the requested texts.
+        texts: the requested texts, those of one prompt after each other.
+        copies: how many of them continue the same prompt.
         logprobs: whether to include log-probabilities.
+        calibration: of the run.
     """
 
     prefix: str
 
-    def __init__(self, model: str, texts: Sequence[Text], *, logprobs: bool) -> None:
+    def __init__(
+        self, model: str, texts: Sequence[Text], calibration: Calibration, *, copies: int, logprobs: bool
+    ) -> None:
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self.created = int(time.time())
         self.model = model
         self.texts = texts
+        self.copies = copies
         self.logprobs = logprobs
+        self.calibration = calibration
         self.told = [""] * len(texts)
 
     @abstractmethod
@@ -53,21 +61,53 @@ class Reply(ABC):
     def closing(self, index: int, written: Written) -> BaseModel:
         """The last piece of a text, with text that was held back and the confidence of the whole text."""
         rest = written.generation.text[len(self.told[index]) :]
-        return self._piece(index, rest, [], self._sequence_confidence(index, written, []), _finish(written))
+        confidence = self._sequence_confidence(index, written, [])
+        return self._piece(index, rest, [], confidence, _finish(written), self._doubt(written))
 
     @abstractmethod
     def usage_piece(self, usage: shapes.Usage) -> BaseModel:
         """The last piece of the stream, if usage was requested."""
 
+    def usage(self, written: Sequence[Written]) -> shapes.Usage:
+        """Count tokens read and written. A prompt is read once, however many texts continue it."""
+        read, new = sum(one.prompt_tokens for one in written[:: self.copies]), sum(len(one.pieces) for one in written)
+        return shapes.Usage(prompt_tokens=read, completion_tokens=new, total_tokens=read + new)
+
     @abstractmethod
     def _piece(
-        self, index: int, text: str, pieces: Sequence[Piece], confidence: shapes.Confidence, finish: Finish | None
+        self,
+        index: int,
+        text: str,
+        pieces: Sequence[Piece],
+        confidence: shapes.Confidence,
+        finish: Finish | None,
+        doubt: str | None = None,
     ) -> BaseModel: ...
+
+    def _doubt(self, written: Written) -> str | None:
+        """What is said of a text that the model abstains from."""
+        if written.answer is None or not written.answer.abstains:
+            return None
+        return f"I am not sure: confidence {written.answer.confidence:.2f}, below {self.calibration.threshold:.2f}."
 
     def _sequence_confidence(self, index: int, written: Written, pieces: Sequence[Piece]) -> shapes.Confidence:
         text, found = self.texts[index], written.generation
         whole = {"log_likelihood": found.log_likelihood, "mutual_information": found.mutual_information}
-        return _confidence(pieces).model_copy(update={**whole, "samples": text.samples, "seed": text.writing.seed})
+        draws = {"samples": text.samples, "seed": text.writing.seed}
+        return _confidence(pieces).model_copy(update=whole | draws | self._answer_confidence(written.answer))
+
+    def _answer_confidence(self, answer: WrittenAnswer | None) -> dict[str, Any]:
+        """Confidence of a text as an answer, if it was compared with those of the draws."""
+        if answer is None:
+            return {}
+        return {
+            "value": answer.confidence,
+            "calibrated": self.calibration.confidence is not None,
+            "abstains": answer.abstains,
+            "agreement": answer.agreement.share,
+            "semantic_entropy": answer.agreement.semantic_entropy,
+            "alternatives": [shapes.Alternative(text=text, share=share) for text, share in answer.alternatives],
+        }
 
 
 class CompletionReply(Reply):
@@ -87,14 +127,20 @@ class CompletionReply(Reply):
             )
             for index, one in enumerate(written)
         ]
-        return self._completion(choices, count_usage(written))
+        return self._completion(choices, self.usage(written))
 
     def usage_piece(self, usage: shapes.Usage) -> shapes.Completion:
         """A piece with the usage and no text."""
         return self._completion([], usage)
 
     def _piece(
-        self, index: int, text: str, pieces: Sequence[Piece], confidence: shapes.Confidence, finish: Finish | None
+        self,
+        index: int,
+        text: str,
+        pieces: Sequence[Piece],
+        confidence: shapes.Confidence,
+        finish: Finish | None,
+        doubt: str | None = None,
     ) -> shapes.Completion:
         choice = shapes.CompletionChoice(
             index=index,
@@ -128,35 +174,47 @@ class ChatReply(Reply):
     prefix = "chatcmpl"
 
     def whole(self, written: Sequence[Written]) -> shapes.ChatCompletion:
-        """The response with the complete message."""
-        (one,) = written
-        choice = shapes.ChatChoice(
-            index=0,
-            message=shapes.ChatMessage(content=one.generation.text),
-            finish_reason=_finish(one),
-            logprobs=self._logprobs(one.pieces),
-            confidence=self._sequence_confidence(0, one, one.pieces),
-        )
+        """The response with the complete messages."""
+        choices = [
+            shapes.ChatChoice(
+                index=index,
+                message=shapes.ChatMessage(content=one.generation.text, refusal=self._doubt(one)),
+                finish_reason=_finish(one),
+                logprobs=self._logprobs(one.pieces),
+                confidence=self._sequence_confidence(index, one, one.pieces),
+            )
+            for index, one in enumerate(written)
+        ]
         return shapes.ChatCompletion(
-            id=self.id, created=self.created, model=self.model, choices=[choice], usage=count_usage(written)
+            id=self.id, created=self.created, model=self.model, choices=choices, usage=self.usage(written)
         )
 
     def opening(self) -> list[BaseModel]:
-        """A piece with the role."""
+        """A piece with the role, for every message."""
         delta = shapes.Delta(role="assistant", content="")
-        choice = shapes.ChatPieceChoice(index=0, delta=delta, finish_reason=None, logprobs=None, confidence=None)
-        return [self._chunk([choice], None)]
+        return [
+            self._chunk(
+                [shapes.ChatPieceChoice(index=k, delta=delta, finish_reason=None, logprobs=None, confidence=None)], None
+            )
+            for k in range(len(self.texts))
+        ]
 
     def usage_piece(self, usage: shapes.Usage) -> shapes.ChatPiece:
         """A piece with the usage and no text."""
         return self._chunk([], usage)
 
     def _piece(
-        self, index: int, text: str, pieces: Sequence[Piece], confidence: shapes.Confidence, finish: Finish | None
+        self,
+        index: int,
+        text: str,
+        pieces: Sequence[Piece],
+        confidence: shapes.Confidence,
+        finish: Finish | None,
+        doubt: str | None = None,
     ) -> shapes.ChatPiece:
         choice = shapes.ChatPieceChoice(
             index=index,
-            delta=shapes.Delta(content=text),
+            delta=shapes.Delta(content=text, refusal=doubt),
             finish_reason=finish,
             logprobs=self._logprobs(pieces) if pieces else None,
             confidence=confidence,
@@ -184,12 +242,6 @@ class ChatReply(Reply):
                 for piece in pieces
             ]
         )
-
-
-def count_usage(written: Sequence[Written]) -> shapes.Usage:
-    """Count tokens read and written."""
-    read, new = sum(one.prompt_tokens for one in written), sum(len(one.pieces) for one in written)
-    return shapes.Usage(prompt_tokens=read, completion_tokens=new, total_tokens=read + new)
 
 
 def _finish(written: Written) -> Finish:

@@ -1,4 +1,4 @@
-"""The web page: a few static files."""
+"""The web page: a few static files, and the description of the API."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from fastapi import APIRouter, Response
+
+from bayeslora.server.api_page import Schema, api_page
 
 FOLDER = Path(__file__).with_name("page")
 INDEX = "index.html"
@@ -30,11 +32,20 @@ FILES = {"/" if file.name == INDEX else f"/page/{file.name}": file for file in F
 """Files by path of the URL."""
 
 
-def page_routes() -> APIRouter:
-    """Routes of all files of the page, which are small and read once."""
+DOCS = "/docs"
+"""Path of the description of the API."""
+
+
+def page_routes(openapi: Callable[[], Schema]) -> APIRouter:
+    """Routes of all files of the page, which are small and read once, and of the description of the API."""
     router = APIRouter(include_in_schema=False)
     for path, file in FILES.items():
         router.add_api_route(path, _sender(file.read_bytes(), TYPES[file.suffix]), methods=["GET", "HEAD"])
+
+    async def docs() -> Response:
+        return Response(api_page(openapi()), media_type=TYPES[".html"], headers=HEADERS)
+
+    router.add_api_route(DOCS, docs, methods=["GET", "HEAD"])
     return router
 
 

@@ -280,7 +280,7 @@ class ModelWorker:
     def _kind_of_text(self, job: TextJob) -> Hashable:
         text = job.request
         together = self._engine.batches_texts and text.writing.greedy
-        return (text.writing, text.samples) if together else id(job)
+        return (text.writing, text.samples, text.agreement) if together else id(job)
 
 
 def _require_wanted(jobs: Sequence[QueuedRequest[Any, Any]]) -> None:

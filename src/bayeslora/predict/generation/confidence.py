@@ -131,10 +131,17 @@ class AnswerWriter:
 
     def __call__(self, prompts: Sequence[Prompt]) -> list[WrittenAnswer]:
         """Answers to a batch of prompts."""
-        writing = replace(self.writing, temperature=0.0, seed=self.sampling.seed)
         samples, layers = self.sampling.samples, self.sampling.layers
-        generations = generate(self.model, self.tokenizer, prompts, writing, samples=samples, layers=layers)
-        apart = generate_by_draw(self.model, self.tokenizer, prompts, writing, self.sampling)
+        generations = generate(self.model, self.tokenizer, prompts, self._greedy, samples=samples, layers=layers)
+        return self.assess(prompts, generations)
+
+    @property
+    def _greedy(self) -> Writing:
+        return replace(self.writing, temperature=0.0, seed=self.sampling.seed)
+
+    def assess(self, prompts: Sequence[Prompt], generations: Sequence[Generation]) -> list[WrittenAnswer]:
+        """Texts that were generated from the prompts as answers: every draw writes one of its own, greedily, to compare."""
+        apart = generate_by_draw(self.model, self.tokenizer, prompts, self._greedy, self.sampling)
         agreements = [
             find_agreement(generation.text, answers, self.same)
             for generation, answers in zip(generations, apart, strict=True)
@@ -146,10 +153,10 @@ class AnswerWriter:
 
     def judge(self, answer: WrittenAnswer) -> WrittenAnswer:
         """The answer with its confidence, and whether that is enough."""
-        confidence = math.exp(min(0.0, answer.log_probability))
-        if self.calibration.confidence is not None:
-            [confidence] = calibrated_confidence(self.calibration.confidence, [answer.features])
-        threshold = self.calibration.threshold
+        fitted, threshold = self.calibration.confidence, self.calibration.threshold
+        if fitted is None:  # a threshold was chosen for the confidence in choices
+            return replace(answer, confidence=math.exp(min(0.0, answer.log_probability)), abstains=False)
+        [confidence] = calibrated_confidence(fitted, [answer.features])
         return replace(answer, confidence=confidence, abstains=threshold is not None and confidence < threshold)
 
 

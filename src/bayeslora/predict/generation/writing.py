@@ -39,6 +39,8 @@ class Writing:
         temperature: sampling temperature of the averaged distribution; 0 takes the most probable token.
         top_p: sample from the most probable tokens that together have this probability.
         top_k: sample from this many most probable tokens; 0 from all.
+        min_p: sample from tokens with at least this share of the most probable one's probability.
+        logit_bias: tokens, by id, with what is added to their logits.
         stop: texts that end generation.
         seed: of the weights and, with a temperature, of the tokens.
     """
@@ -47,6 +49,8 @@ class Writing:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     stop: tuple[str, ...] = ()
     seed: int = 0
 
@@ -55,6 +59,10 @@ class Writing:
         check_number("temperature", self.temperature, least=0)
         check_number("top_p", self.top_p, above=0, most=1)
         check_count("top_k", self.top_k, least=0)
+        check_number("min_p", self.min_p, least=0, most=1)
+        for token, bias in self.logit_bias:
+            check_count("a token of logit_bias", token, least=0)
+            check_number(f"logit_bias of token {token}", bias)
         if "" in self.stop:
             raise InputError("stop holds an empty text, which would end everything at once; leave it out")
 
@@ -65,15 +73,18 @@ class Writing:
 
     def arguments(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """These settings as arguments of ``generate`` in transformers."""
-        drawn = {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
-        chosen = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+        limits = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k, "min_p": self.min_p}
+        drawn = {"do_sample": True, **limits}
+        chosen = {"do_sample": False, **dict.fromkeys(limits)}
         ends = {"stop_strings": list(self.stop), "tokenizer": tokenizer} if self.stop else {}
+        bias = {"sequence_bias": [[[token], bias] for token, bias in self.logit_bias]} if self.logit_bias else {}
         return {
             "max_new_tokens": self.max_new_tokens,
             "pad_token_id": _pad_token(tokenizer),
             "num_beams": 1,
             **(chosen if self.greedy else drawn),
             **ends,
+            **bias,
         }
 
 
@@ -162,6 +173,7 @@ def _generate(
     writing: Writing,
     record: Record | None,
 ) -> Tensor:
+    _require_known(writing, model)
     devices = [given["input_ids"].device] if given["input_ids"].device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(writing.seed)
@@ -210,6 +222,15 @@ def _text(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> str:
         return str(tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True))
     except TemplateError as error:
         raise InputError(f"the model's chat template refuses the messages: {error}") from error
+
+
+def _require_known(writing: Writing, model: nn.Module) -> None:
+    """Refuse a bias on tokens that the model does not have."""
+    owner: Any = model
+    words = owner.get_input_embeddings().weight.shape[0]
+    for token, _ in writing.logit_bias:
+        if token >= words:
+            raise InputError(f"logit_bias has token {token}; the model has {words} tokens, from 0 to {words - 1}")
 
 
 def _end_tokens(model: nn.Module) -> set[int]:

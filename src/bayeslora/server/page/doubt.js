@@ -5,6 +5,12 @@ import { percent } from "./dom.js";
 const LITTLE = 0.15; // of the largest entropy there can be
 const APART = 0.2; // share of the entropy from which on draws are said to disagree
 
+/** Of a text that was compared with what every draw writes: whether to rely on it as an answer. */
+export function trusted({ value, calibrated, abstains, agreement }) {
+  if (!calibrated) return agreement === 1 ? "All draws write the same" : `${percent(agreement, 0)} of the draws write the same`;
+  return `${abstains ? "Not sure" : "Confident"}: right with probability ${percent(value, 0)}`;
+}
+
 /** Of a reply to a question with choices; `most` is the largest entropy that it can have. */
 export function explained(reply, most) {
   if (reply.draws.length < 2) return "A single set of weights cannot tell its own doubt: choose two draws or more.";

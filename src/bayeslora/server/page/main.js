@@ -98,7 +98,7 @@ const ask = () =>
 
 const write = () =>
   work(text, "Writing …", async (read, signal) => {
-    byId("verdict").replaceChildren(make("span", {}, await text.write(byId("text-result"), read, signal)));
+    byId("verdict").replaceChildren(...(await text.write(byId("text-result"), read, signal)));
   });
 
 async function start() {
@@ -141,7 +141,7 @@ function prepareTheme() {
   const { dataset } = document.documentElement;
   const system = matchMedia("(prefers-color-scheme: dark)");
   const isDark = () => (dataset.theme ? dataset.theme === "dark" : system.matches);
-  const show = () => byId("theme").setAttribute("aria-pressed", isDark());
+  const show = () => (byId("theme").textContent = `Switch to ${isDark() ? "light" : "dark"} colours`);
   byId("theme").addEventListener("click", () => {
     dataset.theme = isDark() ? "light" : "dark";
     localStorage.setItem("bayeslora-theme", dataset.theme);

@@ -1,7 +1,8 @@
 // Free text: tokens as they come, shaded by how unsure the model was of each.
 
 import { events, request } from "./api.js";
-import { byId, count, figure, make, nats, percent, table } from "./dom.js";
+import { trusted } from "./doubt.js";
+import { byId, count, figure, make, nats, percent, quoted, table } from "./dom.js";
 
 const SHADES = {
   entropy: { name: "all uncertainty (entropy)", bounds: [0.1, 0.5, 1, 2] },
@@ -20,14 +21,19 @@ export function fitForm(evaluation) {
 export function readForm() {
   const prompt = byId("prompt").value;
   if (!prompt.trim()) return { missing: byId("prompt"), why: "Write a prompt first." };
-  const body = { stream: true, max_tokens: Number(byId("tokens").value), temperature: Number(byId("heat").value) };
+  const body = {
+    stream: true,
+    max_tokens: Number(byId("tokens").value),
+    temperature: Number(byId("heat").value),
+    agreement: byId("agreement").checked,
+  };
   if (byId("text-samples").value) body.samples = Number(byId("text-samples").value);
   return document.querySelector("input[name=way]:checked").value === "chat"
     ? { path: "/v1/chat/completions", body: { ...body, messages: [{ role: "user", content: prompt }] } }
     : { path: "/v1/completions", body: { ...body, prompt } };
 }
 
-/** Writes into the place while tokens come; gives a sentence about the whole. */
+/** Writes into the place while tokens come; gives what is to say about the whole. */
 export async function write(place, { path, body }, signal) {
   const reply = await request(path, body, signal);
   const text = make("p", { id: "written" }, make("span", { class: "soft" }, body.prompt ?? ""));
@@ -49,9 +55,19 @@ export async function write(place, { path, body }, signal) {
   } finally {
     place.append(tokenTable(all));
   }
-  const { samples, mutual_information: doubt, log_likelihood: likelihood } = end.confidence;
+  const confidence = end.confidence;
   const why = end.finish_reason === "length" ? "stopped at the limit" : "ended by itself";
-  return `${count(all.length, "token")} from ${count(samples, "draw")}, ${why}; ${nats(doubt)} between draws (epistemic) in all, log-likelihood ${figure(likelihood)}.`;
+  const about = `${count(all.length, "token")} from ${count(confidence.samples, "draw")}, ${why}; ${nats(confidence.mutual_information)} between draws (epistemic) in all, log-likelihood ${figure(confidence.log_likelihood)}.`;
+  if (confidence.value === null) return [make("span", {}, about)];
+  place.insertBefore(others(confidence), place.lastChild);
+  return [make("strong", {}, trusted(confidence)), make("span", {}, about)];
+}
+
+/** What every draw writes by itself: how many agree, and what the others say. */
+function others({ agreement, alternatives }) {
+  const said = alternatives.map(({ text, share }) => make("li", {}, `${percent(share, 0)}: ${text ? quoted(text) : "nothing"}`));
+  const same = make("p", {}, `${percent(agreement, 0)} of the draws write the same by themselves${said.length ? "; others:" : "."}`);
+  return make("div", { id: "others", class: "doubt" }, make("h3", {}, "What each draw writes"), same, ...(said.length ? [make("ul", {}, ...said)] : []));
 }
 
 function span(text, tokens) {
