@@ -144,6 +144,20 @@ def test_the_figures_of_a_run_are_those_of_its_predictions(run, reported):
     assert cards["Accuracy"].startswith(f"{100 * np.mean(choice == gold):.1f} %")
 
 
+def test_the_most_confident_mistakes_are_shown_and_confidence_in_words(run, reported):
+    page = read_page(reported)
+    wrong = sorted((it for it in records(run) if it["choice"] != it["gold"]), key=lambda it: -max(it["probabilities"]))
+    head, *rows = page.tables["table-mistakes"]
+    assert head == ["question", "answer", "right answer", "confidence"] and len(rows) == min(20, len(wrong)) > 0
+    for row, record in zip(rows, wrong, strict=False):
+        assert row[1:3] == [record["options"][record["choice"]], record["options"][record["gold"]]]
+        assert row[3] == f"{max(record['probabilities']):.3f}" and record["question"].split()[0] in row[0]
+    assert not any("question" in it for it in records(run) if it["choice"] == it["gold"])
+    p, gold, choice = arrays(run)
+    told = f"says it is {p.max(1).mean():.0%} sure on average, and is right in {np.mean(choice == gold):.0%}"
+    assert told in page.text
+
+
 def test_a_run_shows_likelihood_and_kls_apart_and_its_calibration(run, reported):
     page = read_page(reported)
     history = read_json(run / "result.json")["history"]
@@ -178,6 +192,8 @@ def test_a_run_that_training_has_calibrated_shows_both(tmp_path):
     shown = {name: both for name, *both in table[1:]}
     for name, title in (("acc", "Accuracy"), ("nll", "NLL"), ("ece", "ECE"), ("brier", "Brier score")):
         assert shown[title] == [f"{it['metrics'][name]:.4f}" for it in (result, result["calibrated"])]
+    cards = dict(page.facts[:4])
+    assert cards["NLL"].startswith(f"{result['calibrated']['metrics']['nll']:.3f}") and "Calibrated." in page.text
     figures = {it.stem for it in (tmp_path / "report" / "figures").glob("*.svg")}
     assert {"reliability", "calibrated"} <= figures
     assert f"expected calibration error {result['calibrated']['metrics']['ece']:.3f}" in page.source

@@ -16,12 +16,9 @@ from bayeslora.metrics import reliability_bins_from_confidence
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.report.blocks import Drawing, Gallery, Note, Plain, Section
 from bayeslora.report.reading import checking, require_equal
-from bayeslora.report.wording import short
+from bayeslora.report.wording import SHOWN, in_words, short
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.free_answers import answer_metrics, with_confidence
-
-SHOWN = 20
-"""Greatest number of answers to list."""
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -39,13 +36,7 @@ def answer_section(directory: RunDirectory, saved: Mapping[str, float]) -> Secti
         if calibration.confidence is not None:
             sides["calibrated"] = with_confidence(records, calibration)
     last = list(sides.values())[-1]
-    return Section("Answers", [Note(_in_words(last)), Gallery(_drawings(sides)), _wrong(last)])
-
-
-def _in_words(records: Records) -> str:
-    """One plain sentence on the confidence."""
-    figures = answer_metrics(records)
-    return f"It says it is {figures['confidence']:.0%} sure on average, and is right in {figures['acc']:.0%} of the answers."
+    return Section("Answers", [Note(in_words(answer_metrics(last))), Gallery(_drawings(sides)), _wrong(last)])
 
 
 def _drawings(sides: Mapping[str, Records]) -> list[Drawing]:

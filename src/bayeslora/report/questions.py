@@ -14,9 +14,10 @@ from bayeslora.figures.certainty import draw_confidence, draw_epistemic
 from bayeslora.figures.panel import COLUMN
 from bayeslora.figures.reliability import draw_reliability
 from bayeslora.figures.selective import draw_risk_coverage
-from bayeslora.predict.questions.predictions import read_choices, read_epistemic, read_predictions
-from bayeslora.report.blocks import Drawing
+from bayeslora.predict.questions.predictions import read_choices, read_epistemic, read_mistakes, read_predictions
+from bayeslora.report.blocks import Drawing, Plain
 from bayeslora.report.reading import checking, require_equal
+from bayeslora.report.wording import SHOWN, short
 from bayeslora.runs.directory import RunDirectory
 
 FEWEST_OF_EACH = 10
@@ -110,6 +111,16 @@ def answer_drawings(answers: Answers, calibrated: Answers | None = None) -> list
     if answers.epistemic.any():
         drawings.append(_epistemic(answers))
     return drawings
+
+
+def mistakes_table(path: Path) -> list[Plain]:
+    """Table of wrong answers, the most confident first; none if the file has no questions."""
+    mistakes = read_mistakes(path)
+    if not mistakes:
+        return []
+    rows = [[short(it.question), short(it.chosen), short(it.right), f"{it.confidence:.3f}"] for it in mistakes[:SHOWN]]
+    caption = f"Wrong answers, the most confident first: {len(rows)} of {len(mistakes)}."
+    return [Plain("mistakes", ["question", "answer", "right answer", "confidence"], rows, caption, frozenset({3}))]
 
 
 def _reliability(name: str, answers: Answers, caption: str) -> Drawing:

@@ -10,11 +10,11 @@ from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.report.blocks import Block, Cards, Columns, Facts, Gallery, Note, Plain, Report, Section
 from bayeslora.report.history import history_block
-from bayeslora.report.questions import answer_drawings, read_answers
+from bayeslora.report.questions import answer_drawings, mistakes_table, read_answers
 from bayeslora.report.reading import checking, numbers, read_record, read_result
 from bayeslora.report.settings import environment_section, facts, run_settings, shown
 from bayeslora.report.tokens import token_sections
-from bayeslora.report.wording import card, metrics_table
+from bayeslora.report.wording import card, in_words, metrics_table
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.result import RunResult
 from bayeslora.studies.study import task_name
@@ -55,7 +55,7 @@ class _Run:
         self.evaluation = config is None
         self.metrics = numbers(result.metrics)
         self.calibrated = numbers((result.calibrated or {}).get("metrics", {}))
-        self.intervals = {name: (float(it["low"]), float(it["high"])) for name, it in result.intervals.items()}
+        self.intervals = _bounds(result.intervals)
 
     def report(self) -> Report:
         config, split = self.config, self.result.split
@@ -70,9 +70,10 @@ class _Run:
         )
 
     def _summary(self) -> Section:
-        found = [
-            card(title, name, self.metrics, self.intervals) for name, title in _CARDS.items() if name in self.metrics
-        ]
+        figures, intervals = self.metrics, self.intervals
+        if self.calibrated:
+            figures, intervals = self.calibrated, _bounds((self.result.calibrated or {}).get("intervals", {}))
+        found = [card(title, name, figures, intervals) for name, title in _CARDS.items() if name in figures]
         samples = self.result.samples if self.result.samples is not None else self.config["prediction"]["samples"]
         draws = f"{samples} weight draws where the method draws" if samples else "the posterior mean"
         counts = shown(self.result.counts.get(self.result.split, {}).get("questions", "its"))
@@ -80,7 +81,9 @@ class _Run:
         if self.directory.answers.exists():
             about = f"{self.result.solutions} free answers (NLL: the tokens of the accepted ones)"
         told = f"On {about} of the {self.result.split} split, averaged over {draws}."
-        blocks: list[Block] = [Cards(found), Note(f"{told} As trained." if self.calibrated else told)]
+        blocks: list[Block] = [Cards(found), Note(f"{told} Calibrated." if self.calibrated else told)]
+        if self.directory.predictions.exists():
+            blocks.append(Note(in_words(figures)))
         if self.calibrated:
             rows = [
                 [title, f"{self.metrics[name]:.4f}", f"{self.calibrated[name]:.4f}"]
@@ -102,7 +105,8 @@ class _Run:
             if self.calibrated:
                 after = read_answers(self.directory.path, self.calibrated, calibrated=True)
             drawings = answer_drawings(read_answers(self.directory.path, self.metrics), after)
-            return [Section("How far to trust it", [Gallery(drawings)])]
+            shown = self.directory.calibrated if self.calibrated else self.directory.predictions
+            return [Section("How far to trust it", [Gallery(drawings), *mistakes_table(shown)])]
         found = token_sections(self.directory.path, self.result)
         if not found:
             raise InputError(
@@ -178,6 +182,10 @@ class _Run:
     def _environment(self) -> Section:
         more = {"processes": self.result.processes or 1, "seed": self.result.seed}
         return environment_section(self.result.environment or {}, more)
+
+
+def _bounds(intervals: Mapping[str, Mapping[str, float]]) -> dict[str, tuple[float, float]]:
+    return {name: (float(it["low"]), float(it["high"])) for name, it in intervals.items()}
 
 
 def _seconds(value: float) -> str:

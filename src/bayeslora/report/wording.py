@@ -61,6 +61,14 @@ def card(title: str, name: str, metrics: Mapping[str, float], intervals: Mapping
     return Fact(title, shown(metrics[name]) + (" %" if percent else ""), note)
 
 
+def in_words(metrics: Mapping[str, float]) -> str:
+    """One plain sentence on the confidence."""
+    return f"It says it is {metrics['confidence']:.0%} sure on average, and is right in {metrics['acc']:.0%} of the answers."
+
+
+SHOWN = 20
+"""Greatest number of answers to list."""
+
 LONGEST = 80
 """Greatest number of characters of an answer in a table."""
 

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 INTERVALS = {"acc": metrics.accuracy, "nll": metrics.nll, "ece": metrics.ece, "brier": metrics.brier}
 """Metrics that get a bootstrap interval."""
 
+LONGEST_QUESTION = 1000
+"""Characters that are kept of a question with a wrong answer, from its end."""
+
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
@@ -116,7 +119,7 @@ class Predictions:
             partial.write_bytes(gzip.compress(lines.encode(), mtime=0))
 
     def _records(self) -> Iterator[dict[str, Any]]:
-        """The record of each question: all that the metrics need."""
+        """The record of each question: all that the metrics need, and the text of those with a wrong answer."""
         for row, item in enumerate(self.items):
             record = {
                 "id": item.id,
@@ -128,6 +131,9 @@ class Predictions:
                 record["epistemic"] = float(self.epistemic[row])
             if item.probabilities is not None:
                 record["truth"] = list(item.probabilities)
+            if item.gold is not None and record["choice"] != item.gold:
+                record["question"] = item.prompt.text[-LONGEST_QUESTION:]
+                record["options"] = [option.strip() for option in item.options]
             yield record
 
 
@@ -159,6 +165,32 @@ def read_choices(path: Path) -> NDArray[np.int64]:
     """The chosen options ``[N]``, which the probabilities do not determine in case of ties."""
     with _reading(path) as records:
         return np.array([record["choice"] for record in records], dtype=np.int64)
+
+
+def read_mistakes(path: Path) -> list[Mistake]:
+    """Wrong answers in a file of predictions whose questions were kept, the most confident first."""
+    with _reading(path) as records:
+        found = [
+            Mistake(
+                record["question"],
+                record["options"][record["choice"]],
+                record["options"][record["gold"]],
+                max(record["probabilities"]),
+            )
+            for record in records
+            if "question" in record
+        ]
+    return sorted(found, key=lambda it: -it.confidence)
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A question with a wrong answer."""
+
+    question: str
+    chosen: str
+    right: str
+    confidence: float
 
 
 @contextmanager
