@@ -61,6 +61,7 @@ def write_settings(path: Path, values: Any) -> Path:
 FLAT = {
     "model": "smollm2",
     "task": "urns",
+    "preset": "inducing",
     "seed": 7,
     "rank": 3,
     "targets": ["q_proj", "lm_head"],

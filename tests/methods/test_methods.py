@@ -28,6 +28,11 @@ def test_a_method_is_found_under_its_own_name(name):
     assert method.description and "\n" not in method.description and not method.description.endswith(".")
 
 
+def distribution_of(method, preset):
+    """The class of the distribution of a preset."""
+    return method.distribution(preset.posterior and preset.posterior.name)
+
+
 @ALL
 @PRESETS
 def test_presets_name_settings_that_exist(name, preset):
@@ -35,7 +40,7 @@ def test_presets_name_settings_that_exist(name, preset):
     found = find_preset(method, preset)
     assert found is method.presets[preset]
     assert set(found.training) <= TRAINING
-    make_settings(name, method.distribution().config_class, found.settings)  # refuses what it does not know
+    make_settings(name, distribution_of(method, found).config_class, found.settings)  # refuses what it does not know
 
 
 def test_common_and_published_settings_exist():
@@ -49,21 +54,25 @@ def test_presets_make_posteriors_that_are_trained_as_they_say(name, preset):
     resolved = resolve(RunConfig(model="m", task="t", method=name, preset=preset))
     method, settings = METHODS[name], dict(resolved.adapter.settings)
     if (foreign := method.foreign()) is None:
-        model = adapted(posterior=method.posterior_name, settings=settings, r=8)
+        model = adapted(posterior=resolved.adapter.posterior, settings=settings, r=8)
     else:
         model = foreign_model(foreign, settings)
     kinds = set(parameter_kinds(model).values())
-    assert kinds <= method.distribution().hints.all_kinds
-    assert set(resolved.training.rate_multipliers) <= kinds | {"weights"}  # of layers below a cut
+    hints = distribution_of(method, find_preset(method, preset)).hints
+    assert kinds <= hints.all_kinds
+    assert set(resolved.training.rate_multipliers) <= hints.all_kinds
     assert resolved.training.learning_rate > 0
 
 
 def test_the_baseline_and_the_reference_method():
-    assert METHODS["lora"].posterior_name == "point" and METHODS["bayesian-lora"].posterior_name == "inducing"
+    assert METHODS["lora"].posterior_name == "point" and METHODS["bayesian-lora"].posterior_name == "decoupled"
     assert METHODS["lora"].posterior.spread == "nothing"
     paper = find_preset(METHODS["bayesian-lora"], "paper")
     assert InducingConfig(**paper.settings) == InducingConfig.preset("paper")
-    assert InducingConfig(**find_preset(METHODS["bayesian-lora"], "default").settings) == InducingConfig()
+    assert InducingConfig(**find_preset(METHODS["bayesian-lora"], "inducing").settings) == InducingConfig()
+    default = resolve(RunConfig(model="m", task="t"))
+    assert (default.adapter.posterior, default.adapter.settings["components"]) == ("decoupled", 4)
+    assert default.training.draws % 4 == 0  # every component has its part of a batch
 
 
 def test_unknown_names_are_refused_with_the_closest_one():

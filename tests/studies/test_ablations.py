@@ -73,7 +73,7 @@ EVERYTHING = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "d
         ("label-smoothing", "0.1", {"label_smoothing": 0.1}),
         ("share-inducing", "separate", {}),
         ("share-inducing", "shared", {"share_inducing": True}),
-        ("preset", "default", {}),
+        ("preset", "inducing", {}),
     ],
 )
 def test_a_value_changes_what_it_says_and_nothing_else(name: str, value: str, expected: dict[str, Any]) -> None:
@@ -128,7 +128,7 @@ def test_rank_keeps_the_scale_of_the_update() -> None:
 
 def test_runs_that_ablations_have_in_common_lie_in_the_same_place() -> None:
     defaults = {"flow-depth": "1", "rank": "8", "placement": "C", "samples": "3", "posterior-scale": "2", "seeds": BASE}
-    defaults |= {"map-recovery": BASE, "label-smoothing": "0", "share-inducing": "separate", "preset": "default"}
+    defaults |= {"map-recovery": BASE, "label-smoothing": "0", "share-inducing": "separate", "preset": "inducing"}
     for name, value in defaults.items():
         assert jobs(name, value)[label(name, value), 0].path == Path("runs") / BASE / "seed-0", name
     loras = [jobs("seeds")["lora", 0], jobs("map-recovery")["lora", 0], jobs("label-smoothing", "0")["lora, 0", 0]]
@@ -191,7 +191,7 @@ def test_degenerate_settings_leave_hardly_any_distribution_however_long_they_are
         ("posterior-scale", "0", "posterior-scale takes positive numbers"),
         ("posterior-scale", "inf", "posterior-scale takes positive numbers"),
         ("share-inducing", "yes", "share-inducing takes names, such as separate shared"),
-        ("preset", "papers", "preset takes names, such as default paper"),
+        ("preset", "papers", "preset takes names, such as inducing paper"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(name: str, value: str, advice: str) -> None:

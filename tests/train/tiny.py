@@ -52,7 +52,12 @@ def _made_once(name: str, make: Callable[[Path], object]) -> Path:
     return place
 
 
-def finished(method: str = "bayesian-lora", **changes: Any) -> Path:
+METHOD = "bayesian-lora"
+PRESET = "inducing"
+"""Of the run that most tests use: the form of the posterior with the most parts."""
+
+
+def finished(method: str = METHOD, **changes: Any) -> Path:
     """The run that :func:`run_config` describes, made once in a test run; copy it before you change it."""
     config = resolve(run_config(method, **changes))
     key = hashlib.sha256(json.dumps(to_dict(config), sort_keys=True).encode()).hexdigest()[:16]
@@ -122,12 +127,13 @@ def task_directory() -> str:
     return str(_made_once("task", write_task))
 
 
-def run_config(method: str = "bayesian-lora", **changes: Any) -> RunConfig:
+def run_config(method: str = METHOD, **changes: Any) -> RunConfig:
     """A run of six steps in two epochs."""
     settings: dict[str, Any] = {
         "model": model_directory(),
         "task": task_directory(),
         "method": method,
+        "preset": PRESET if method == METHOD else "default",
         "adapter": AdapterConfig(rank=2, targets=("q_proj", "v_proj")),
         "training": TrainingConfig(epochs=2, batch_size=4, learning_rate=0.01),
         "prediction": PredictionConfig(samples=3, calibrate="none"),
@@ -139,7 +145,8 @@ def options(out: Path | str, *more: object) -> list[str]:
     """The same run on the command line, with more options behind, which win."""
     words = ["train", "--model", model_directory(), "--task", task_directory(), "--out", out, "--quiet"]
     words += ["--rank", 2, "--targets", "q_proj", "v_proj", "--epochs", 2, "--batch-size", 4]
-    words += ["--learning-rate", 0.01, "--samples", 3, "--calibrate", "none", *more]
+    words += ["--learning-rate", 0.01, "--samples", 3, "--calibrate", "none"]
+    words += [*(() if {"--method", "--preset"} & set(more) else ("--preset", PRESET)), *more]
     return [str(word) for word in words]
 
 

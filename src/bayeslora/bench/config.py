@@ -25,13 +25,13 @@ class BenchConfig:
     batches: tuple[str, ...] = ("8x128",)
     """Rows times tokens, such as 16x256 8x128."""
     methods: tuple[str, ...] = ("bayesian-lora",)
-    """Methods to compare with PEFT's LoRA; only trained methods."""
+    """Trained methods to compare with PEFT's LoRA; METHOD:PRESET is another form of one, such as bayesian-lora:inducing."""
     rank: int = 8
     """Rank of the update."""
     targets: tuple[str, ...] = ("q_proj", "k_proj", "lm_head")
     """Modules to adapt, by name, or all-linear for all of them and the head."""
     inducing: int | None = None
-    """Inducing rows and columns of Bayesian-LoRA; the rank by default."""
+    """Inducing points of Bayesian-LoRA; as many as the rank by default."""
     samples: tuple[int, ...] = (1, 2, 4)
     """Numbers of draws in prediction."""
     draw_layers: tuple[str, ...] = ("all",)

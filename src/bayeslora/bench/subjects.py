@@ -13,9 +13,8 @@ from bayeslora.adapter import BayesLoraConfig, find_holder
 from bayeslora.bench.config import LORA, BenchConfig
 from bayeslora.bench.shapes import build_model, quantise, twin
 from bayeslora.errors import InputError
-from bayeslora.methods import find_method
+from bayeslora.methods import find_method, find_preset
 from bayeslora.models.device import resolve_device, resolve_dtype
-from bayeslora.posterior import InducingPosterior
 
 
 class Subjects:
@@ -39,19 +38,19 @@ class Subjects:
                 r=config.rank, lora_alpha=2 * config.rank, target_modules=targets, task_type="CAUSAL_LM"
             )
         else:
-            method = find_method(name)
+            known, _, preset = name.partition(":")
+            method = find_method(known)
             if method.foreign() is not None:
                 raise InputError(f"method {name!r} is an adapter of PEFT's own, which is not timed here; leave it out")
-            settings = dict(method.presets["default"].settings)
-            if method.posterior is InducingPosterior and config.inducing is not None:
-                settings |= {"inducing_rows": config.inducing, "inducing_cols": config.inducing}
+            chosen = find_preset(method, preset or "default")
+            posterior = method.posterior_name if chosen.posterior is None else chosen.posterior.name
             peft_config = BayesLoraConfig(
                 r=config.rank,
                 lora_alpha=2 * config.rank,
                 target_modules=targets,
                 task_type="CAUSAL_LM",
-                posterior=method.posterior_name,
-                settings=settings,
+                posterior=posterior,
+                settings={**chosen.settings, **self._inducing(posterior)},
             )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # tied heads
@@ -62,6 +61,12 @@ class Subjects:
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         return model
+
+    def _inducing(self, posterior: str) -> dict[str, int]:
+        """The number of inducing points, if it is given and the posterior has any."""
+        names = {"inducing": ("inducing_rows", "inducing_cols"), "decoupled": ("inducing_points",)}
+        count = self.config.inducing
+        return {} if count is None else dict.fromkeys(names.get(posterior, ()), count)
 
     def bare(self) -> Any:
         """The base model itself."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bayeslora.runs.config import RunConfig, resolve
 from bayeslora.studies.ablation import AblationStudy
-from bayeslora.studies.ablations import BASE, Ablation, Variation, with_method
+from bayeslora.studies.ablations import BASE, PRESET, Ablation, Variation, with_method
 from bayeslora.studies.plan import Job
 
 Jobs = Mapping[tuple[str, int], Job]
@@ -71,4 +71,4 @@ def plan_jobs(study: AblationStudy, variants: Sequence[Variant], seeds: Sequence
 
 def _plain(study: AblationStudy, method: str, seed: int) -> RunConfig:
     """The run of a method before anything is varied."""
-    return with_method(method)(study.run(study.task, BASE, seed))
+    return with_method(method)(study.run(study.task, BASE, seed, PRESET))

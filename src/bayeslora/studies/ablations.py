@@ -16,6 +16,9 @@ from bayeslora.runs.config import RunConfig
 BASE = "bayesian-lora"
 """The ablated method."""
 
+PRESET = "inducing"
+"""Its form that is ablated: most ablations are about settings that only the published form has."""
+
 Change = Callable[[RunConfig], RunConfig]
 
 
@@ -90,11 +93,13 @@ def with_settings(settings: Mapping[str, Any]) -> Change:
 
 
 def with_method(method: str) -> Change:
-    """Change the method, and drop settings of the posterior, which belong to the previous one."""
+    """Change the method, and drop preset and settings of the posterior, which belong to the previous one."""
     return lambda config: (
         config
         if config.method == method
-        else replace(config, method=method, adapter=replace(config.adapter, posterior=None, settings={}))
+        else replace(
+            config, method=method, preset="default", adapter=replace(config.adapter, posterior=None, settings={})
+        )
     )
 
 
@@ -192,7 +197,9 @@ def _share_inducing(value: str) -> Variation:
 
 
 def _preset(value: str) -> Variation:
-    if value not in ("default", "paper"):
+    from bayeslora.methods import find_method
+
+    if value not in find_method(BASE).presets:
         raise KeyError
     return Variation(lambda config: replace(config, preset=value))
 
@@ -296,7 +303,7 @@ _ALL = (
         "preset",
         "the published settings against the library's",
         axis="preset",
-        values=("default", "paper"),
+        values=(PRESET, "paper"),
         takes="names",
         vary=_preset,
         ordered=False,

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from bayeslora.figures import reliability_figure
 from bayeslora.models import load_model
@@ -22,8 +21,6 @@ from bayeslora.runs.result import RunResult
 from bayeslora.train.run import RunContext, train
 
 METHODS = ("lora", "bayesian-lora")
-SETTINGS: dict[str, dict[str, Any]] = {"lora": {}, "bayesian-lora": {"init_sd_u": 0.1}}
-"""The posterior starts wide, which is necessary for many epochs on few questions without early stopping."""
 EPOCHS = 12
 COLUMNS = {"acc": "ACC", "nll": "NLL", "ece": "ECE", "distance_to_truth": "distance to truth"}
 
@@ -47,7 +44,7 @@ def quickstart_config(method: str, seed: int) -> RunConfig:
         task="urns",
         method=method,
         seed=seed,
-        adapter=AdapterConfig(layers="last:8", settings=SETTINGS[method]),
+        adapter=AdapterConfig(layers="last:8"),
         training=TrainingConfig(
             epochs=EPOCHS,
             batch_size=8,
