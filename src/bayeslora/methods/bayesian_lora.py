@@ -14,7 +14,7 @@ from bayeslora.posterior.inducing import InducingPosterior
 
 METHOD = Method(
     name="bayesian-lora",
-    description="a distribution over the factors: inducing matrices, a flow and conditional noise",
+    description="four free means with noise around each; the published inducing form as a preset",
     posterior=DecoupledPosterior,
     presets={
         "default": Preset(settings={"components": 4, "width": 0.03}, training={"learning_rate": 7e-4, "draws": 8}),
