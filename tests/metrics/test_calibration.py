@@ -42,6 +42,22 @@ def top(probs: NDArray[Any], labels: NDArray[Any]) -> Case:
 # Equal width ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("bins", [1, 15])
+def test_bins_of_chunks_add_up_to_those_of_all_rows(bins: int) -> None:
+    confidence, correct = top(*random_case(3, rows=200, classes=5))
+    whole = reliability_bins_from_confidence(confidence, correct, bins)
+    first, second = (
+        reliability_bins_from_confidence(confidence[it], correct[it], bins) for it in ([7], slice(8, None))
+    )
+    rest = reliability_bins_from_confidence(confidence[:7], correct[:7], bins)
+    added = first + second + rest
+    assert np.array_equal(added.count, whole.count) and added.ece == pytest.approx(whole.ece, rel=1e-12)
+    np.testing.assert_allclose(added.confidence, whole.confidence)
+    np.testing.assert_allclose(added.accuracy, whole.accuracy)
+    with pytest.raises(ValueError, match="use the same number for all"):
+        whole + reliability_bins_from_confidence(confidence, correct, bins + 1)
+
+
 @pytest.mark.parametrize("bins", [1, 10, 15, 40])
 @pytest.mark.parametrize("seed", range(4))
 def test_ece_and_mce_agree_with_netcal(seed: int, bins: int) -> None:

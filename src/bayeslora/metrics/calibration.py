@@ -63,6 +63,13 @@ class ReliabilityBins:
         """Maximum calibration error: the largest absolute gap of a bin that has rows."""
         return float(np.nanmax(np.abs(self.gap)))
 
+    def __add__(self, other: ReliabilityBins) -> ReliabilityBins:
+        """The bins of the rows of both: what does not fit into memory is binned chunk by chunk."""
+        if len(self.count) != len(other.count):
+            raise ValueError(f"cannot add {len(self.count)} bins and {len(other.count)}; use the same number for all")
+        count = self.count + other.count
+        return ReliabilityBins(self.edges, count, *(_joined(self, other, name) for name in ("confidence", "accuracy")))
+
 
 def reliability_bins(probs: ArrayLike, labels: ArrayLike, bins: int = BINS) -> ReliabilityBins:
     """Confidence and accuracy in ``bins`` bins of equal width."""
@@ -140,6 +147,13 @@ def bin_of(confidence: FloatArray, bins: int) -> NDArray[np.int64]:
 
 def _edges(confidence: FloatArray, bins: int) -> FloatArray:
     return (np.arange(bins + 1) / bins).astype(confidence.dtype)
+
+
+def _joined(one: ReliabilityBins, other: ReliabilityBins, name: str) -> NDArray[np.float64]:
+    """Means per bin over the rows of both; NaN where there are no rows."""
+    sums = sum(np.where(it.count > 0, it.count * getattr(it, name), 0.0) for it in (one, other))
+    with np.errstate(invalid="ignore"):
+        return np.asarray(sums / (one.count + other.count))
 
 
 def _equal_width(confidence: FloatArray, correct: BoolArray, bins: int) -> ReliabilityBins:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bayeslora.adapter.base import ATTRIBUTE, find_any_holder
+from bayeslora.adapter.base import ATTRIBUTE, Holder, find_any_holder
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError
 
@@ -46,6 +46,17 @@ class RunningAverage:
         if self._sum is None:
             raise ValueError("there are no draws to average; add one")
         return self._sum - math.log(self._draws) if self._draws > 1 else self._sum
+
+
+def average_in_turn(holder: Holder, draws: int, predict: Callable[[], Tensor]) -> Tensor:
+    """As :func:`average_draws` for ``draws`` networks in use, each of which predicts alone; ``predict`` runs the model."""
+    average = RunningAverage()
+    for draw in range(draws):
+        with holder.restoring():
+            if draws > 1:
+                holder.narrow(draw, 1)
+            average.add(predict())
+    return average.result()
 
 
 T = TypeVar("T")

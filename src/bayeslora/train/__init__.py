@@ -17,6 +17,7 @@ from bayeslora.runs.config import (
 
 if TYPE_CHECKING:
     from bayeslora.runs.result import RunResult
+    from bayeslora.train.calibration_callback import CalibrationCallback
     from bayeslora.train.run import RunContext, train
     from bayeslora.train.trainer import BayesLoraTrainer, BayesLoraTrainerMixin
 
@@ -24,6 +25,7 @@ __all__ = [
     "AdapterConfig",
     "BayesLoraTrainer",
     "BayesLoraTrainerMixin",
+    "CalibrationCallback",
     "DataConfig",
     "ModelConfig",
     "PredictionConfig",
@@ -38,6 +40,7 @@ __all__ = [
 _HOMES = {
     "BayesLoraTrainer": "bayeslora.train.trainer",
     "BayesLoraTrainerMixin": "bayeslora.train.trainer",
+    "CalibrationCallback": "bayeslora.train.calibration_callback",
     "RunContext": "bayeslora.train.run",
     "RunResult": "bayeslora.runs.result",
     "train": "bayeslora.train.run",

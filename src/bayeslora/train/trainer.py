@@ -26,6 +26,7 @@ from bayeslora.adapter.layer import BayesLoraLinear
 from bayeslora.adapter.version_counters import raise_versions
 from bayeslora.posterior.ivon import IvonPosterior
 from bayeslora.posterior.kl import KLScaling
+from bayeslora.train.batches import split_rows
 from bayeslora.train.objective import KLWeight
 from bayeslora.train.optimise import clip_scales, multiplier_of, parameter_groups, parameter_kinds
 from bayeslora.train.processes import Processes
@@ -120,7 +121,9 @@ class BayesLoraTrainerMixin(_Base):
             loader = getattr(prepared, "base_dataloader", prepared)  # or accelerate counts these batches as training
             batches = map(self._prepare_inputs, islice(loader, self.aim))
             # in evaluation mode a model keeps all activations: where a batch may not fit, its rows are run one by one
-            inputs = (part for it in batches for part in (_rows(it) if self.args.gradient_checkpointing else [it]))
+            inputs = (
+                part for it in batches for part in (split_rows(it, 1) if self.args.gradient_checkpointing else [it])
+            )
             processes = Processes(self.args.process_index, self.args.world_size)
             find_holder(self.model).aim((partial(self.compute_loss, self.model, it) for it in inputs), processes.add_up)
         self.model.train(training)
@@ -202,16 +205,6 @@ def _require_gradients_of_adam(model: nn.Module) -> None:
     holder = find_holder(model)
     if any(isinstance(holder.posterior(name), IvonPosterior) for name in holder.active):
         raise ValueError("posterior 'ivon' is trained by steps of its own; use bayeslora train --method ivon")
-
-
-def _rows(inputs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield every row of a batch as a batch of its own."""
-    count = len(inputs["input_ids"])
-    for row in range(count):
-        yield {
-            name: value[row : row + 1] if isinstance(value, Tensor) and value.ndim and len(value) == count else value
-            for name, value in inputs.items()
-        }
 
 
 def _counted(loss: Tensor, labels: Tensor | None) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from torch.nn.attention import sdpa_kernel
 from bayeslora.adapter.base import find_any_holder
 from bayeslora.adapter.sampling import Sampling, sampled
 from bayeslora.metrics import TokenScores
-from bayeslora.predict.mc import RunningAverage
+from bayeslora.predict.mc import average_in_turn
 from bayeslora.predict.questions.options import ATTENTION
 from bayeslora.predict.questions.scorer import require_numbers
 from bayeslora.tasks.tokens import EncodedText
@@ -124,18 +125,16 @@ def predict_tokens(
         for rows in _batches(texts, batch_tokens, _vocabulary(model)):
             batch = batch_texts([texts[row] for row in rows], pad_id, device)
             counted = batch.places()
-            average = RunningAverage()
-            for draw in range(draws):
-                with holder.restoring():
-                    if draws > 1:
-                        holder.narrow(draw, 1)
-                    average.add(batch.logits(model)[counted].float().log_softmax(-1))
-            averaged = average.result()
+            averaged = average_in_turn(holder, draws, partial(_log_probabilities, batch, model, counted))
             require_numbers(averaged)
             yield Predicted(rows, averaged, batch.targets[counted])
             done += len(rows)
             if advance is not None:
                 advance(done, len(texts))
+
+
+def _log_probabilities(batch: TokenBatch, model: nn.Module, counted: tuple[Tensor, Tensor]) -> Tensor:
+    return batch.logits(model)[counted].float().log_softmax(-1)
 
 
 def score_tokens(log_probabilities: Tensor, labels: Tensor) -> TokenScores:
