@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -14,7 +15,9 @@ from peft import AutoPeftModelForCausalLM
 
 from bayeslora import load_run
 from bayeslora.errors import InputError
+from bayeslora.metrics import reliability_bins_from_confidence
 from bayeslora.runs.card import make_card, public_name
+from bayeslora.runs.card_figure import reliability_svg
 from bayeslora.runs.result import RunResult
 from bayeslora.train import DataConfig, PredictionConfig, train
 from tasks.cases import write_lines
@@ -48,6 +51,44 @@ def test_the_card_says_what_a_user_needs_and_no_path(run: Path) -> None:
     assert f"it says it is {after['confidence']:.0%} sure on average, and is right in {after['acc']:.0%}" in text
     assert "AutoPeftModelForCausalLM" in text and "The base model has no name on the hub" in text
     assert "- learning_rate: 0.01" in text and "[More Information Needed]" not in card
+
+
+def test_the_card_shows_the_reliability_before_and_after_calibration(run: Path) -> None:
+    result = read_json(run / "result.json")
+    before, after = result["metrics"]["ece"], result["calibrated"]["metrics"]["ece"]
+    shown = f"with a calibration error (ECE) of as trained {before:.3f} and calibrated {after:.3f}](reliability.svg)"
+    assert shown in (run / "adapter" / "README.md").read_text(encoding="utf-8")
+    texts = texts_of((run / "adapter" / "reliability.svg").read_text(encoding="utf-8"))
+    assert [texts[texts.index(side) + 1] for side in ("as trained", "calibrated")] == [
+        f"calibration error (ECE) {before:.3f}",
+        f"calibration error (ECE) {after:.3f}",
+    ]
+
+
+def texts_of(svg: str) -> list[str]:
+    return [str(it.text) for it in ElementTree.fromstring(svg).iter() if it.tag.endswith("text")]
+
+
+def test_the_diagram_draws_what_the_bins_say() -> None:
+    """Of twelve sure predictions nine are right, and of three doubtful ones two."""
+    confidence, correct = [0.9] * 12 + [0.5] * 3, [True] * 9 + [False] * 3 + [True, True, False]
+    bins = reliability_bins_from_confidence(confidence, correct, 5)
+    boxes = [
+        it.attrib for it in ElementTree.fromstring(reliability_svg({"<&>": bins})).iter() if it.tag.endswith("rect")
+    ]
+
+    def size(box: dict[str, str], key: str) -> float:
+        return float(box[key]) / 210
+
+    bars = [box for box in boxes if box["fill"] == "#0072B2" and float(box["width"]) > 12]
+    gaps = [box for box in boxes if box["fill"] == "#F7DFCC" and float(box["width"]) > 12]
+    assert [size(box, "height") for box in bars] == pytest.approx([2 / 3, 0.75], abs=1e-3)
+    assert [size(box, "height") for box in gaps] == pytest.approx([2 / 3 - 0.5, 0.9 - 0.75], abs=1e-3)
+    assert [size(box, "y") for box in gaps] == pytest.approx([1 + 44 / 210 - 2 / 3, 1 + 44 / 210 - 0.9], abs=1e-3)
+    assert ["opacity" in box for box in bars] == [True, False]  # three are few
+    heights = [float(box["height"]) for box in boxes if box["fill"] == "#7F7F7F"]
+    assert heights[0] / heights[1] == pytest.approx(3 / 12, abs=0.01)
+    assert "<&>" in texts_of(reliability_svg({"<&>": bins}))
 
 
 def test_names_of_the_hub_are_tags(tmp_path: Path) -> None:
@@ -88,7 +129,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             return f"https://hub/{repo_id}"
 
     def download(name: str, allow_patterns: list[str]) -> str:
-        assert set(allow_patterns) >= {path.name for path in (place / name).iterdir()} - {"README.md"}
+        assert set(allow_patterns) >= {path.name for path in (place / name).iterdir()} - {
+            "README.md",
+            "reliability.svg",
+        }
         return str(place / name)
 
     monkeypatch.setattr("huggingface_hub.HfApi", Api)
@@ -106,6 +150,7 @@ def test_to_the_hub_and_back(run: Path, hub: Path, capsys: pytest.CaptureFixture
         "adapter_model.safetensors",
         "bayeslora.json",
         "calibration.json",
+        "reliability.svg",
     }
     for content in sent.values():
         assert model_directory().encode() not in content and str(run.parent).encode() not in content

@@ -14,6 +14,7 @@ from bayeslora.errors import InputError, first_line
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.runs.adapters import FILES, SETTINGS, portable_settings
 from bayeslora.runs.card import is_hub_id, make_card, public_name
+from bayeslora.runs.card_figure import FIGURE
 from bayeslora.runs.directory import RunDirectory
 
 CARD = "README.md"
@@ -29,12 +30,13 @@ def push_run(path: Path, repository: str, *, private: bool = False, token: str |
     result = directory.read_result()
     with TemporaryDirectory() as folder:
         place = Path(folder)
-        for name in FILES:
+        for name in (*FILES, FIGURE):
             if (directory.adapter / name).exists():
                 shutil.copyfile(directory.adapter / name, place / name)
         base = _without_local_base(place / CONFIG_NAME)
         _without_local_task(place / "calibration.json")
-        (place / CARD).write_text(make_card(result, base), encoding="utf-8")
+        figure = FIGURE if (place / FIGURE).exists() else None
+        (place / CARD).write_text(make_card(result, base, figure), encoding="utf-8")
         (place / SETTINGS).write_text(json.dumps(portable_settings(result), indent=2) + "\n", encoding="utf-8")
         try:
             api = HfApi(token=token)

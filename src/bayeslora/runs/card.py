@@ -26,8 +26,14 @@ SHOWN = {
 """Metrics that the card shows, with what they are called there."""
 
 
-def make_card(result: RunResult, base_model: str | None) -> str:
-    """The card of a finished run; ``base_model`` is its name as the adapter's configuration has it."""
+def make_card(result: RunResult, base_model: str | None, figure: str | None = None) -> str:
+    """The card of a finished run.
+
+    Args:
+        result: of the run.
+        base_model: its name as the adapter's configuration has it.
+        figure: name of the file with its reliability diagram, beside the card.
+    """
     config = result.config
     method, task = str(config["method"]), public_name(str(config["task"]))
     base = base_model if is_hub_id(base_model) else None
@@ -39,6 +45,7 @@ def make_card(result: RunResult, base_model: str | None) -> str:
         f"{f' ({result.kind})' if result.kind else ''}, seed {result.seed}.",
         _in_words(result),
         _table(result),
+        "" if figure is None else f"![{_alternative(result)}]({figure})",
         USE if base else f"{USE}\n\n{LOCAL_BASE}",
         _training(config, result.counts),
     ]
@@ -89,6 +96,14 @@ def _table(result: RunResult) -> str:
         shown = " | ".join("" if cell is None else f"{cell:.4f}" for cell in cells)
         rows.append(f"| {SHOWN[name]} | {shown} |")
     return "\n".join(rows)
+
+
+def _alternative(result: RunResult) -> str:
+    """What the reliability diagram shows, for those who do not see it."""
+    sides = {"as trained": result.metrics, "calibrated": (result.calibrated or {}).get("metrics", {})}
+    errors = " and ".join(f"{side} {figures['ece']:.3f}" for side, figures in sides.items() if "ece" in figures)
+    shown = f"Reliability diagram of the {result.split} split: accuracy against confidence"
+    return f"{shown}, with a calibration error (ECE) of {errors}" if errors else shown
 
 
 USE = """## How to use it

@@ -4,7 +4,7 @@
 ``config.json``         the run with everything filled in; written first
 ``checkpoint``          the state of training, until the run is finished
 ``lora-K/``             runs of the LoRAs that the method builds on, unless some were given
-``adapter/``            the adapter, as PEFT saves it, with its calibration
+``adapter/``            the adapter, as PEFT saves it, with its calibration and its model card
 ``predictions.jsonl.gz``  probabilities and answers of the reported split, for questions
 ``calibrated.jsonl.gz``   the same after calibration
 ``tokens-SPLIT.safetensors``  scores of every token, for text and solutions

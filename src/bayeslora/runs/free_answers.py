@@ -68,6 +68,12 @@ def answer_metrics(records: Records) -> dict[str, float]:
     return figures
 
 
+def answer_reliability(records: Records) -> metrics.ReliabilityBins:
+    """How often answers of a confidence are right."""
+    right = [bool(record["right"]) for record in records]
+    return metrics.reliability_bins_from_confidence([float(record["confidence"]) for record in records], right)
+
+
 def with_confidence(records: Records, calibration: Calibration) -> list[dict[str, Any]]:
     """Records with another confidence, computed from the same features."""
     assert calibration.confidence is not None

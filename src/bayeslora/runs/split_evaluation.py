@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from bayeslora.adapter.base import find_any_holder
 from bayeslora.errors import InputError
 from bayeslora.methods import find_method
+from bayeslora.metrics import ReliabilityBins, reliability_bins_from_confidence
 from bayeslora.models import LoadedModel
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.generation import Writing
@@ -20,7 +21,7 @@ from bayeslora.predict.tokens.predictor import TokenPredictions, TokenPredictor,
 from bayeslora.progress import Reporter
 from bayeslora.runs.config import RunConfig
 from bayeslora.runs.directory import RunDirectory
-from bayeslora.runs.free_answers import MOST_TOKENS, answer_metrics, make_answering, with_confidence
+from bayeslora.runs.free_answers import MOST_TOKENS, answer_metrics, answer_reliability, make_answering, with_confidence
 from bayeslora.runs.saved_config import to_dict
 from bayeslora.runs.solving import make_solver, solving_metrics
 from bayeslora.tasks import AnswerTask, EncodedText, FreeQuestion, ProblemTask, TokenTask
@@ -41,12 +42,18 @@ class EvaluatedSplit:
         intervals: confidence intervals of some metrics.
         write: writes the predictions into a directory.
         more: additional entries of the result.
+        reliability: bins of the confidences as trained and, if there is a calibration, after it.
     """
 
     metrics: Mapping[str, float]
     intervals: Mapping[str, Mapping[str, float]]
     write: Callable[[RunDirectory], None]
     more: Mapping[str, Any] = field(default_factory=dict)
+    reliability: Mapping[str, ReliabilityBins] = field(default_factory=dict)
+
+
+BEFORE, AFTER = "as trained", "calibrated"
+"""Names of both sides of a calibration."""
 
 
 def evaluate_questions(raw: Predictions, after: Predictions | None, calibration: Calibration | None) -> EvaluatedSplit:
@@ -58,6 +65,7 @@ def evaluate_questions(raw: Predictions, after: Predictions | None, calibration:
             after.write(directory.calibrated)
 
     more: dict[str, Any] = {"predictions": FILES.predictions.name}
+    reliability = {BEFORE: raw.reliability()}
     if after is not None and calibration is not None:
         more["calibrated"] = {
             "temperature": calibration.temperature,
@@ -67,7 +75,8 @@ def evaluate_questions(raw: Predictions, after: Predictions | None, calibration:
             "intervals": after.intervals(),
             "predictions": FILES.calibrated.name,
         }
-    return EvaluatedSplit(raw.metrics(), raw.intervals(), write, more)
+        reliability[AFTER] = after.reliability()
+    return EvaluatedSplit(raw.metrics(), raw.intervals(), write, more, reliability)
 
 
 FILES = RunDirectory(Path())
@@ -115,7 +124,8 @@ class TokenEvaluator:
             return self._solved(task, split, predictions, directory)
         if isinstance(task, AnswerTask):
             return self._answered(task, split, predictions, directory)
-        return _evaluated(predictions, split, predictions.metrics(), {})
+        bins = reliability_bins_from_confidence(predictions.scores.confidence, predictions.scores.correct)
+        return _evaluated(predictions, split, predictions.metrics(), {}, {BEFORE: bins})
 
     def _solved(
         self, task: ProblemTask, split: str, predictions: TokenPredictions, directory: RunDirectory | None
@@ -144,10 +154,13 @@ class TokenEvaluator:
         own = {"nll": predictions.metrics()["nll"]}
         figures = own | (answer_metrics(records) if records else {})
         more: dict[str, Any] = {"solutions": len(records)}
+        reliability = {BEFORE: answer_reliability(records)} if records else {}
         if self.calibration is not None and self.calibration.confidence is not None and records:
-            after = answer_metrics(with_confidence(records, self.calibration))
+            calibrated = with_confidence(records, self.calibration)
+            after = answer_metrics(calibrated)
             more["calibrated"] = {"threshold": self.calibration.threshold, "metrics": own | after, "intervals": {}}
-        return _evaluated(predictions, split, figures, more)
+            reliability[AFTER] = answer_reliability(calibrated)
+        return _evaluated(predictions, split, figures, more, reliability)
 
     def answers(self, task: AnswerTask, split: str, path: Path | None = None) -> list[dict[str, Any]]:
         """Answers to the questions of a split, with the confidence that they have before calibration."""
@@ -172,12 +185,16 @@ class TokenEvaluator:
 
 
 def _evaluated(
-    predictions: TokenPredictions, split: str, metrics: Mapping[str, float], more: Mapping[str, Any]
+    predictions: TokenPredictions,
+    split: str,
+    metrics: Mapping[str, float],
+    more: Mapping[str, Any],
+    reliability: Mapping[str, ReliabilityBins] | None = None,
 ) -> EvaluatedSplit:
     def write(directory: RunDirectory) -> None:
         predictions.write(directory.tokens(split))
 
-    return EvaluatedSplit(metrics, {}, write, {"tokens": len(predictions.scores), **more})
+    return EvaluatedSplit(metrics, {}, write, {"tokens": len(predictions.scores), **more}, reliability or {})
 
 
 def read_reference(path: Path, split: str) -> TokenPredictions:

@@ -31,6 +31,7 @@ from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Reporter, Silent, default_reporter
 from bayeslora.runs.card import make_card
+from bayeslora.runs.card_figure import FIGURE, reliability_svg
 from bayeslora.runs.config import AdapterConfig, RunConfig, resolve
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.environment import describe_environment, forget_peak_memory, peak_memory
@@ -321,7 +322,9 @@ class _Run:
     ) -> None:
         """Write adapter and predictions first, the result last: a result implies that the rest is there."""
         base = model.peft_config["default"].base_model_name_or_path
-        _save_adapter(model, self.directory.adapter, make_card(result, base))
+        figures = {FIGURE: reliability_svg(evaluated.reliability)} if evaluated.reliability else {}
+        card = make_card(result, base, FIGURE if figures else None)
+        _save_adapter(model, self.directory.adapter, {"README.md": card, **figures})
         if calibration is not None:
             calibration.save(self.directory.calibration)
         evaluated.write(self.directory)
@@ -335,11 +338,12 @@ def open_task(config: RunConfig, data_dir: Path | None) -> TaskRunner:
     return QuestionRunner(config, task) if isinstance(task, Task) else TokenRunner(config, task)
 
 
-def _save_adapter(model: PeftModel, path: Path, card: str) -> None:
-    """Write the adapter's directory atomically, with its model card."""
+def _save_adapter(model: PeftModel, path: Path, texts: Mapping[str, str]) -> None:
+    """Write the adapter's directory atomically, with the texts beside it by name: its model card and the card's figure."""
     with replacing_directory(path) as partial, tensor_failures(path):
         model.save_pretrained(str(partial))
-        (partial / "README.md").write_text(card, encoding="utf-8")
+        for name, text in texts.items():
+            (partial / name).write_text(text, encoding="utf-8")
 
 
 def _linear_modules(model: torch.nn.Module) -> list[str]:

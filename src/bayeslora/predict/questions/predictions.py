@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from bayeslora import metrics
 from bayeslora.atomic_files import replacing
 from bayeslora.errors import InputError
+from bayeslora.metrics import ReliabilityBins
 from bayeslora.predict.mc import average_draws
 from bayeslora.predict.questions.tie_breaking import choose_options
 from bayeslora.tasks import Item, Scoring, continuations, distance_to_truth, require_gold, truth_entropy
@@ -84,6 +85,10 @@ class Predictions:
             figures["distance_to_truth"] = distance_to_truth(p.tolist(), self.items)
             figures["truth_entropy"] = truth_entropy(self.items)
         return figures
+
+    def reliability(self) -> ReliabilityBins:
+        """Accuracy by confidence, whose ``ece`` is that of :meth:`metrics`."""
+        return metrics.reliability_bins(self.probabilities, require_gold(self.items))
 
     def intervals(self) -> dict[str, dict[str, float]]:
         """95 % bootstrap intervals of the main metrics."""
