@@ -17,6 +17,7 @@ from bayeslora.metrics import (
     ece,
     entropy,
     nll,
+    reliability_bins_from_confidence,
     token_scores,
     top_entropy,
 )
@@ -121,3 +122,11 @@ def test_top_entropy_rounds_up(n: int, fraction: float, count: int) -> None:
 
 def test_default_share_is_a_twentieth() -> None:
     assert top_entropy(np.arange(200)).tolist() == [False] * 190 + [True] * 10
+
+
+def test_scores_and_bins_show_their_figures_on_one_line() -> None:
+    scores = token_scores([[0.9, 0.1], [0.2, 0.8]], [0, 1])
+    assert repr(scores) == f"TokenScores(2 tokens, NLL {scores.nll:.3f}, ECE {scores.ece():.3f})"
+    assert repr(scores.subset([False, False])) == "TokenScores(0 tokens)"
+    bins = reliability_bins_from_confidence(scores.confidence, scores.correct)
+    assert repr(bins) == f"ReliabilityBins(15 bins, 2 rows, ECE {scores.ece():.3f})"

@@ -84,6 +84,13 @@ def test_an_answer_says_how_sure_it_is_and_what_else_the_draws_say() -> None:
         ) == pytest.approx(1.0)
         shown = answer.to_dict()
         assert shown["answer"] == answer.text and shown["agreement"] == answer.agreement.share
+        assert repr(answer).startswith(
+            "WrittenAnswer('"
+        ) and f", confidence {answer.confidence:.3f}, agreement" in repr(answer)
+    frame = found.to_pandas()
+    assert frame["answer"].tolist() == [it.text for it in found]
+    assert frame["epistemic"].tolist() == [it.epistemic for it in found]
+    assert frame["alternatives"].tolist() == [dict(it.alternatives) for it in found]
     assert feature_rows([it.features for it in found]).shape == (len(PROMPTS), len(FEATURES))
 
 

@@ -257,6 +257,19 @@ def test_a_watcher_is_told_nothing_of_rows_that_have_ended_and_can_end_all():
     assert find_holder(model)._mode is before
 
 
+def test_generations_are_a_table_each_and_all_together():
+    found = generate(writer(), TOKENIZER, PROMPTS, Writing(max_new_tokens=4), samples=3)
+    for generation in found:
+        frame = generation.to_pandas()
+        assert frame["id"].tolist() == list(generation.token_ids)
+        assert frame["epistemic"].sum() == pytest.approx(generation.mutual_information)
+        said = f"4 tokens, cut off, log-probability {generation.log_probability:.3f}, epistemic"
+        assert said in repr(generation) and "\n" not in repr(generation)
+    frame = found.to_pandas()
+    assert frame["text"].tolist() == [it.text for it in found] and frame["tokens"].tolist() == [4] * len(found)
+    assert (frame["entropy"] - frame["aleatoric"]).tolist() == pytest.approx(frame["epistemic"].tolist(), abs=1e-4)
+
+
 def test_every_draw_writes_its_own():
     model = writer()
     texts = generate_apart(model, TOKENIZER, PROMPTS[0], SHORT, samples=3)

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from bayeslora import metrics
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import Calibration
+from bayeslora.predict.questions.answers import make_answers
 from bayeslora.predict.questions.predictions import (
     INTERVALS,
     Predictions,
@@ -293,3 +295,42 @@ def test_ties_are_broken_by_the_totals_of_all_draws_and_not_of_one(monkeypatch):
     totals[1, :, :2] = torch.tensor([-9.0, -2.0], dtype=torch.float64)
     monkeypatch.setattr(Predictor, "score", lambda *args: DrawScores(log_p, totals))
     assert predictor(items, encoded).choices.tolist() == [1] * len(items)
+
+
+def test_they_are_a_table():
+    predictions = random_predictions(seed=4, count=6)
+    frame = predictions.to_pandas()
+    assert frame["id"].tolist() == [it.id for it in predictions.items]
+    assert frame["correct"].mean() == predictions.metrics()["acc"]
+    assert frame["confidence"].mean() == pytest.approx(predictions.metrics()["confidence"])
+    assert frame["entropy"].mean() == pytest.approx(predictions.metrics()["entropy"])
+    assert frame["epistemic"].tolist() == predictions.epistemic.tolist()
+    for row, it in zip(frame.itertuples(), predictions.items, strict=True):
+        assert row.choice == it.options[int(np.argmax(row.probabilities))].strip()
+        assert row.gold == it.options[it.gold].strip() and len(row.probabilities) == len(it.options)
+    unknown = Predictions((item(0, gold=None),), np.array([[0.2, 0.5, 0.3]]), np.array([1]))
+    assert list(unknown.to_pandas().columns) == ["id", "choice", "confidence", "entropy", "probabilities"]
+    assert repr(unknown) == "Predictions(1 questions, mean confidence 0.500)"
+
+
+def test_they_show_their_main_figures_on_one_line():
+    predictions = random_predictions()
+    figures = predictions.metrics()
+    expected = f"mean confidence {figures['confidence']:.3f}, acc {figures['acc']:.3f}, nll {figures['nll']:.3f}"
+    assert repr(predictions) == f"Predictions(40 questions, 3 draws, {expected}, ece {figures['ece']:.3f})"
+
+
+def test_answers_are_a_table_each_and_all_together():
+    predictions = random_predictions(count=5)
+    answers = make_answers(predictions, Calibration())
+    frame = answers.to_pandas()
+    assert frame["confidence"].tolist() == predictions.to_pandas()["confidence"].tolist()
+    assert frame["answer"].tolist() == predictions.to_pandas()["choice"].tolist()
+    one = answers[0]
+    assert one.to_pandas()["probability"].tolist() == list(one.probabilities)
+    assert one.to_pandas()["choice"].tolist() == list(one.choices)
+    doubt = f"epistemic {one.epistemic:.3f} of {one.entropy:.3f} nats"
+    assert repr(one) == f"Answer({one.answer!r}, confidence {one.confidence:.3f}, {doubt})"
+    quiet = replace(one, answer=None, abstains=True, prediction_set=one.choices[:1])
+    assert repr(quiet).startswith("Answer(abstains, confidence")
+    assert quiet.to_pandas()["in_set"].tolist() == [True] + [False] * (len(one.choices) - 1)

@@ -166,6 +166,7 @@ def test_a_predictor_gives_the_scores_of_all_tokens_in_the_order_of_the_texts(mo
         np.testing.assert_allclose(getattr(predictions.scores, name), getattr(want, name), rtol=1e-3, atol=1e-5)
     assert predictions.lengths == tuple(len(text.target_ids) for text in given)
     figures = predictions.metrics()
+    assert repr(predictions).startswith(f"TokenPredictions({len(given)} texts, {len(predictions.scores)} tokens, acc ")
     assert figures["nll"] == pytest.approx(want.nll, rel=1e-5) and figures["ece"] == pytest.approx(want.ece(), abs=1e-5)
     assert figures["brier"] == pytest.approx(want.brier_score, rel=1e-5)
 

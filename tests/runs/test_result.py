@@ -55,3 +55,18 @@ def test_a_damaged_file_is_named_with_what_is_wrong(values, message):
     with pytest.raises(InputError, match=r"run/result\.json: is not as bayeslora wrote it") as caught:
         RunResult.read(values, Path("run/result.json"))
     assert message in str(caught.value)
+
+
+def test_it_shows_its_main_figures_on_one_line():
+    config = {"method": "lora", "task": "urns"}
+    made = result(config=config, metrics={"nll": 0.5, "acc": 0.75, "mce": 0.2}, calibrated={"metrics": {"nll": 0.45}})
+    assert repr(made) == "RunResult(lora on urns, seed 3, test split: acc 0.750, nll 0.500; calibrated: nll 0.450)"
+
+
+def test_its_metrics_are_a_table():
+    made = result(metrics={"acc": 0.75, "mce": 0.2}, intervals={"acc": {"low": 0.7, "high": 0.8}})
+    frame = made.to_pandas()
+    assert frame.loc["acc"].tolist() == [0.75, 0.7, 0.8] and frame.loc["mce", "value"] == 0.2
+    assert frame.loc["mce", ["low", "high"]].isna().all() and "calibrated" not in frame
+    after = result(metrics={"acc": 0.75}, calibrated={"metrics": {"acc": 0.8}}).to_pandas()
+    assert after.loc["acc", "calibrated"] == 0.8

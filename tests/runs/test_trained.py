@@ -655,3 +655,13 @@ def test_an_adapter_that_is_not_whole_or_not_the_runs_is_refused(
         (run / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match=advice):
         load_run(run)
+
+
+def test_it_shows_what_it_is_and_not_its_weights(trained: Path) -> None:
+    model = load_run(trained)
+    assert (
+        repr(model).startswith("TrainedModel(bayesian-lora on ") and "\n" not in repr(model) and len(repr(model)) < 150
+    )
+    assert "million parameters, torch.float32, cpu)" in repr(model.loaded) and len(repr(model.loaded)) < 250
+    frame = model.answers(model.predict([{"question": ASK[0], "choices": ASK[1]}])).to_pandas()
+    assert frame["confidence"].tolist() == [model.ask(*ASK).confidence]

@@ -244,6 +244,11 @@ def test_without_workers_what_is_done_is_shown_and_nothing_is_run(done, tmp_path
     assert not bbb.exists() and lora.exists() and not compared.failures
     rows = compared.sections["task"]
     assert [len(rows[method]["nll"].values) for method in given.methods] == [2, 1]
+    frame = compared.to_pandas()
+    means = frame[frame["metric"] == "nll"].set_index("name")
+    assert means["mean"].to_dict() == {method: row["nll"].mean for method, row in rows.items()}
+    assert means["seeds"].tolist() == [2, 1] and set(frame["section"]) == {"task"}
+    assert repr(compared) == f"StudyOutcome(1 sections, 2 rows, in {str(out)!r})"
 
 
 def test_a_method_that_cannot_be_told_from_the_best_is_marked(done):

@@ -48,6 +48,9 @@ class ReliabilityBins:
     confidence: NDArray[np.float64]
     accuracy: NDArray[np.float64]
 
+    def __repr__(self) -> str:
+        return f"ReliabilityBins({len(self.count)} bins, {self.count.sum()} rows, ECE {self.ece:.3f})"
+
     @property
     def gap(self) -> NDArray[np.float64]:
         """``acc_b − conf_b``: negative where the model is overconfident, NaN where there are no rows."""

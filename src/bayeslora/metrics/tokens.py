@@ -49,6 +49,9 @@ class TokenScores:
     entropy: NDArray[np.float64]
     brier: NDArray[np.float64]
 
+    def __repr__(self) -> str:
+        return f"TokenScores({len(self)} tokens{f', NLL {self.nll:.3f}, ECE {self.ece():.3f}' if len(self) else ''})"
+
     def __len__(self) -> int:
         return len(self.correct)
 

@@ -33,6 +33,12 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase
     name: str
 
+    def __repr__(self) -> str:
+        count = sum(parameter.numel() for parameter in self.model.parameters())
+        return (
+            f"LoadedModel({self.name!r}, {count / 1e6:.1f} million parameters, {self.model.dtype}, {self.model.device})"
+        )
+
 
 def load_model(
     name: str,

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bayeslora.data_frames import Results
 from bayeslora.errors import InputError
 from bayeslora.export.manifest import read_manifest
 from bayeslora.remote.endpoint import Endpoint, Refused
@@ -71,7 +72,7 @@ class RemoteModel:
         """Answer one question; ``level`` is that of the prediction set, and a ``bare`` question has no prompt template."""
         return self.answers(self.predict([make_item(question, choices, passage, bare=bare)]), level)[0]
 
-    def answers(self, predictions: Predictions, level: float = 0.9) -> list[Answer]:
+    def answers(self, predictions: Predictions, level: float = 0.9) -> Results[Answer]:
         """Predictions as answers, one by one, with prediction sets of this level if the run is calibrated."""
         from bayeslora.predict.questions.answers import make_answers
 

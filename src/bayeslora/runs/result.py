@@ -6,10 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from bayeslora.atomic_files import write_json
+from bayeslora.data_frames import make_frame, said_metrics
 from bayeslora.errors import InputError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 SCHEMA = 1
 """Version of the format of ``result.json``."""
@@ -84,6 +88,24 @@ class RunResult(Mapping[str, Any]):
     found: Mapping[str, Any] | None = None
     kind: str | None = None
     labels: Sequence[str] | None = None
+
+    def __repr__(self) -> str:
+        method, task = self.config.get("method", "?"), self.task or self.config.get("task", "?")
+        parts = [said_metrics(self.metrics)]
+        if self.calibrated is not None:
+            parts.append(f"calibrated: {said_metrics(self.calibrated['metrics'])}")
+        return f"RunResult({method} on {task}, seed {self.seed}, {self.split} split: {'; '.join(filter(None, parts))})"
+
+    def to_pandas(self) -> DataFrame:
+        """A table with one row per metric: its ``value``, the ``low`` and ``high`` end of its interval if it has one, and the
+        value after calibration, ``calibrated``."""
+        after = None if self.calibrated is None else self.calibrated["metrics"]
+        rows = []
+        for name, value in self.metrics.items():
+            ends = self.intervals.get(name, {})
+            row = {"value": value, "low": ends.get("low"), "high": ends.get("high")}
+            rows.append(row if after is None else {**row, "calibrated": after.get(name)})
+        return make_frame(rows, index=list(self.metrics))
 
     @classmethod
     def read(cls, values: Mapping[str, Any], path: Path) -> RunResult:

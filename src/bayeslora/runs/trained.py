@@ -12,6 +12,7 @@ from peft import PeftModel
 from peft.utils import CONFIG_NAME
 
 from bayeslora.adapter.sampling import Sampling
+from bayeslora.data_frames import Results
 from bayeslora.errors import InputError, did_you_mean
 from bayeslora.layer_ranges import check_depth
 from bayeslora.methods import find_method
@@ -29,6 +30,7 @@ from bayeslora.predict.tokens.predictor import TokenPredictor
 from bayeslora.progress import Reporter, Silent
 from bayeslora.runs.adapters import find_directory, load_any_adapter, read_kind, run_of_adapter
 from bayeslora.runs.calibration import calibration_of_method, choose_calibration, save_calibration
+from bayeslora.runs.card import public_name
 from bayeslora.runs.config import RunConfig, check_samples
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.free_answers import calibrate_answers
@@ -82,6 +84,12 @@ class TrainedModel:
     own: Calibration = field(default_factory=Calibration)
     report: Reporter = field(default_factory=Silent)
 
+    def __repr__(self) -> str:
+        calibrated = "as trained" if self.calibration == Calibration() else "calibrated"
+        task = f" on {public_name(self.config.task)}" if self.config.task else ""
+        said = f"{self.config.method}{task}, {public_name(self.config.model)}, {self.samples} draws, {calibrated}"
+        return f"TrainedModel({said})"
+
     def ask(
         self, question: str, choices: Sequence[str], passage: str = "", level: float = 0.9, *, bare: bool = False
     ) -> Answer:
@@ -94,7 +102,7 @@ class TrainedModel:
         asked = [it if isinstance(it, Item) else question_item(it) for it in items]
         return self.predictor()(asked, advance=self.report.stage("predicting"))
 
-    def answers(self, predictions: Predictions, level: float = 0.9) -> list[Answer]:
+    def answers(self, predictions: Predictions, level: float = 0.9) -> Results[Answer]:
         """Predictions as answers, one by one, with prediction sets of this level if the run is calibrated."""
         return make_answers(predictions, self.calibration, level)
 
@@ -111,7 +119,7 @@ class TrainedModel:
         top: int = 0,
         watch: Watch | None = None,
         **settings: Any,
-    ) -> list[Generation]: ...
+    ) -> Results[Generation]: ...
 
     def generate(
         self,
@@ -122,7 +130,7 @@ class TrainedModel:
         top: int = 0,
         watch: Watch | None = None,
         **settings: Any,
-    ) -> Generation | list[Generation]:
+    ) -> Generation | Results[Generation]:
         """Continue texts or chats with tokens from the averaged distribution and their uncertainty; see
         :func:`bayeslora.predict.generation.generate`.
 
@@ -148,11 +156,11 @@ class TrainedModel:
     @overload
     def answer(
         self, prompts: Sequence[Prompt], writing: Writing | None = None, **settings: Any
-    ) -> list[WrittenAnswer]: ...
+    ) -> Results[WrittenAnswer]: ...
 
     def answer(
         self, prompts: str | Sequence[Prompt], writing: Writing | None = None, **settings: Any
-    ) -> WrittenAnswer | list[WrittenAnswer]:
+    ) -> WrittenAnswer | Results[WrittenAnswer]:
         """Answer in free text, with a confidence, the agreement between draws and what else they would say.
 
         A text is asked as the questions of the run's own task were, or as a user's message where the model has a chat
@@ -179,7 +187,7 @@ class TrainedModel:
         """The result of the run, if it has one; of an adapter from the hub the kind of its task alone."""
         return self.directory.read_result() if self.directory.result.exists() else read_kind(self.directory)
 
-    def classify(self, texts: Sequence[str], level: float = 0.9) -> list[Answer]:
+    def classify(self, texts: Sequence[str], level: float = 0.9) -> Results[Answer]:
         """Labels of texts, for a run that was trained to classify."""
         labels = None if self.result is None else self.result.labels
         if labels is None:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bayeslora.atomic_files import replacing
+from bayeslora.data_frames import make_frame
 from bayeslora.figures.table import DAGGER, Column, Row, latex, markdown
 from bayeslora.studies.evaluated import SIGNIFICANT
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 HOW_TO_READ = "ACC and ECE in per cent; mean ± standard deviation over seeds."
 ABOUT_TIES = (
@@ -68,6 +73,33 @@ class StudyOutcome:
     text: str
     failures: Mapping[str, str]
     out: Path
+
+    def __repr__(self) -> str:
+        names = dict.fromkeys(name for rows in self.sections.values() for name in rows)
+        failed = f", {len(self.failures)} failed" if self.failures else ""
+        return f"StudyOutcome({len(self.sections)} sections, {len(names)} rows{failed}, in {str(self.out)!r})"
+
+    def to_pandas(self) -> DataFrame:
+        """A table with one row per section, method (or variant) and metric: ``mean`` and ``sd`` over the ``seeds``, and
+        ``ties_best``, whether the paired bootstrap finds no difference from the best.
+
+        ``frame.pivot(index=["section", "name"], columns="metric", values="mean")`` has metrics as columns.
+        """
+        return make_frame(
+            {
+                "section": section,
+                "name": name,
+                "metric": metric,
+                "mean": cell.mean,
+                "sd": cell.sd,
+                "seeds": len(cell.values),
+                "ties_best": cell.ties_best,
+            }
+            for section, rows in self.sections.items()
+            for name, row in rows.items()
+            for metric, cell in row.items()
+            if cell.values
+        )
 
 
 def _write_text(path: Path, text: str) -> None:

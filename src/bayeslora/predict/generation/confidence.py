@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from bayeslora.adapter.sampling import Sampling
+from bayeslora.data_frames import Results, quoted
 from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.calibrate.confidence import ConfidenceModel
@@ -57,6 +58,10 @@ class WrittenAnswer:
     agreement: Agreement
     generation: Generation = field(repr=False)
 
+    def __repr__(self) -> str:
+        figures = f"confidence {self.confidence:.3f}, agreement {self.agreement.share:.2f}"
+        return f"WrittenAnswer({quoted(self.text)}, {figures}{', abstains' if self.abstains else ''})"
+
     @property
     def log_probability(self) -> float:
         """Of the whole text, under the average of the draws."""
@@ -96,6 +101,10 @@ class WrittenAnswer:
         )
         return dict(zip(FEATURES, values, strict=True))
 
+    def to_row(self) -> dict[str, Any]:
+        """Its cells in a table of answers."""
+        return {**self.to_dict(), "alternatives": dict(self.alternatives)}
+
     def to_dict(self) -> dict[str, Any]:
         """The answer as JSON, without its tokens."""
         return {
@@ -129,7 +138,7 @@ class AnswerWriter:
     calibration: Calibration = field(default_factory=Calibration)
     same: Same = same_free_answer
 
-    def __call__(self, prompts: Sequence[Prompt]) -> list[WrittenAnswer]:
+    def __call__(self, prompts: Sequence[Prompt]) -> Results[WrittenAnswer]:
         """Answers to a batch of prompts."""
         samples, layers = self.sampling.samples, self.sampling.layers
         generations = generate(self.model, self.tokenizer, prompts, self._greedy, samples=samples, layers=layers)
@@ -146,10 +155,10 @@ class AnswerWriter:
             find_agreement(generation.text, answers, self.same)
             for generation, answers in zip(generations, apart, strict=True)
         ]
-        return [
+        return Results(
             self.judge(WrittenAnswer(generation.text.strip(), 0.0, False, agreement, generation))
             for generation, agreement in zip(generations, agreements, strict=True)
-        ]
+        )
 
     def judge(self, answer: WrittenAnswer) -> WrittenAnswer:
         """The answer with its confidence, and whether that is enough."""

@@ -6,15 +6,17 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from bayeslora.data_frames import Results, make_frame, quoted
 from bayeslora.predict.mc import average_draws
 from bayeslora.predict.questions.scorer import require_numbers
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from transformers import PreTrainedTokenizerBase
     from transformers.generation import BaseStreamer
 
@@ -79,6 +81,26 @@ class Generation:
             top=tuple(token.top for token in tokens if token.top),
             draws=tuple(token.draws for token in tokens if token.draws),
         )
+
+    def __repr__(self) -> str:
+        count, end = len(self.token_ids), "ended" if self.ended else "cut off"
+        figures = f"log-probability {self.log_probability:.3f}, epistemic {self.mutual_information:.3f} nats"
+        return f"Generation({quoted(self.text)}, {count} tokens, {end}, {figures})"
+
+    def to_row(self) -> dict[str, Any]:
+        """Its cells in a table of generations; entropies are sums over its tokens."""
+        return {
+            "text": self.text,
+            "tokens": len(self.token_ids),
+            "ended": self.ended,
+            "log_probability": self.log_probability,
+            **{name: math.fsum(getattr(self, name)) for name in ("entropy", "aleatoric", "epistemic")},
+        }
+
+    def to_pandas(self) -> DataFrame:
+        """A table with one row per token."""
+        names = ("id", "probability", "entropy", "aleatoric", "epistemic")
+        return make_frame({name: getattr(token, name) for name in names} for token in self.tokens)
 
     @property
     def tokens(self) -> list[Token]:
@@ -169,13 +191,13 @@ class Record:
             )
         ]
 
-    def generations(self, ends: Sequence[End]) -> list[Generation]:
+    def generations(self, ends: Sequence[End]) -> Results[Generation]:
         """The generations with their recorded statistics."""
         assert self._rows is not None
-        return [
+        return Results(
             Generation.of(end.text, row[: end.length], ended=end.ended)
             for row, end in zip(self._rows, ends, strict=True)
-        ]
+        )
 
 
 @dataclass(frozen=True)

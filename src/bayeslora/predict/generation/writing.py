@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from bayeslora.adapter.base import find_any_holder
 from bayeslora.adapter.sampling import Sampling, evaluating
+from bayeslora.data_frames import Results
 from bayeslora.errors import InputError
 from bayeslora.number_checks import check_count, check_number
 from bayeslora.predict.generation.results import End, Generation, Record, Watch
@@ -100,7 +101,7 @@ def generate(
     streamer: BaseStreamer | None = None,
     top: int = 0,
     watch: Watch | None = None,
-) -> list[Generation]:
+) -> Results[Generation]:
     """Continue every prompt, with tokens from the distribution averaged over ``samples`` draws (0: the posterior mean).
 
     Args:

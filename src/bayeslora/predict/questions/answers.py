@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bayeslora.data_frames import Results, make_frame, quoted
 from bayeslora.metrics import entropy
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.questions.predictions import Predictions
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -37,8 +42,26 @@ class Answer:
     abstains: bool
     prediction_set: tuple[str, ...] | None = None
 
+    def __repr__(self) -> str:
+        said = "abstains" if self.answer is None else quoted(self.answer)
+        doubt = f"epistemic {self.epistemic:.3f} of {self.entropy:.3f} nats"
+        return f"Answer({said}, confidence {self.confidence:.3f}, {doubt})"
 
-def make_answers(predictions: Predictions, calibration: Calibration, level: float = 0.9) -> list[Answer]:
+    def to_row(self) -> dict[str, Any]:
+        """Its cells in a table of answers."""
+        return asdict(self)
+
+    def to_pandas(self) -> DataFrame:
+        """A table with one row per option: ``choice``, ``probability`` and, if calibrated, whether it is ``in_set``."""
+        rows: list[dict[str, Any]] = [
+            {"choice": choice, "probability": p} for choice, p in zip(self.choices, self.probabilities, strict=True)
+        ]
+        if self.prediction_set is not None:
+            rows = [{**row, "in_set": row["choice"] in self.prediction_set} for row in rows]
+        return make_frame(rows)
+
+
+def make_answers(predictions: Predictions, calibration: Calibration, level: float = 0.9) -> Results[Answer]:
     """Make one answer per question, with threshold and prediction sets from the calibration."""
     probabilities = predictions.probabilities
     abstains = calibration.abstains(probabilities)
@@ -46,7 +69,7 @@ def make_answers(predictions: Predictions, calibration: Calibration, level: floa
     epistemic = np.zeros_like(total) if predictions.epistemic is None else predictions.epistemic
     present = np.arange(probabilities.shape[1]) < np.array([[len(item.options)] for item in predictions.items])
     sets = calibration.prediction_sets(probabilities, level, present) if calibration.conformal else None
-    answers = []
+    answers: Results[Answer] = Results()
     for row, item in enumerate(predictions.items):
         choices = tuple(option.strip() for option in item.options)
         answers.append(

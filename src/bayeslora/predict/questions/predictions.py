@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from bayeslora import metrics
 from bayeslora.atomic_files import replacing
+from bayeslora.data_frames import make_frame, said_metrics
 from bayeslora.errors import InputError
 from bayeslora.metrics import ReliabilityBins
 from bayeslora.predict.mc import average_draws
@@ -24,6 +25,8 @@ from bayeslora.tasks import Item, Scoring, continuations, distance_to_truth, req
 from bayeslora.tasks.sources import parse_object, read_lines
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from bayeslora.predict.calibrate import Calibration
     from bayeslora.predict.questions.scorer import DrawScores
 
@@ -85,6 +88,37 @@ class Predictions:
             figures["distance_to_truth"] = distance_to_truth(p.tolist(), self.items)
             figures["truth_entropy"] = truth_entropy(self.items)
         return figures
+
+    def __repr__(self) -> str:
+        parts = [f"{len(self.items)} questions", f"mean confidence {self.probabilities.max(axis=1).mean():.3f}"]
+        if self.draws is not None:
+            parts.insert(1, f"{len(self.draws)} draws")
+        if all(item.gold is not None for item in self.items):
+            parts.append(said_metrics(main_metrics(self.metrics())))
+        return f"Predictions({', '.join(parts)})"
+
+    def to_pandas(self) -> DataFrame:
+        """A table with one row per question: its ``id``, the ``choice`` and its ``confidence``, the ``entropy`` and its
+        ``epistemic`` part in nats, the ``probabilities`` of the options and, if the answer is known, ``gold`` and
+        ``correct``."""
+        return make_frame(self._rows())
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        total = metrics.entropy(self.probabilities)
+        for row, item in enumerate(self.items):
+            choice, options = int(self.choices[row]), [option.strip() for option in item.options]
+            probabilities = self.probabilities[row, : len(options)]
+            cells = {
+                "id": item.id,
+                "choice": options[choice],
+                "confidence": float(probabilities.max()),
+                "entropy": float(total[row]),
+            }
+            if self.epistemic is not None:
+                cells["epistemic"] = float(self.epistemic[row])
+            if item.gold is not None:
+                cells |= {"gold": options[item.gold], "correct": choice == item.gold}
+            yield {**cells, "probabilities": probabilities.tolist()}
 
     def reliability(self) -> ReliabilityBins:
         """Accuracy by confidence, whose ``ece`` is that of :meth:`metrics`."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.atomic_files import replacing, tensor_failures
+from bayeslora.data_frames import said_metrics
 from bayeslora.errors import InputError
 from bayeslora.metrics import TokenScores, top_entropy
 from bayeslora.metrics.validation import BoolArray
@@ -41,6 +42,10 @@ class TokenPredictions:
     lengths: tuple[int, ...]
     digest: str
     uncertain: BoolArray | None = None
+
+    def __repr__(self) -> str:
+        figures = said_metrics(token_metrics(self.scores)) if len(self.scores) else "nothing to measure"
+        return f"TokenPredictions({len(self.lengths)} texts, {len(self.scores)} tokens, {figures})"
 
     def with_reference(self, reference: TokenPredictions, name: str) -> TokenPredictions:
         """Return a copy with the uncertain tokens chosen by the entropies of another model, called ``name``."""
