@@ -1,14 +1,17 @@
 """Several adapters, targets of all kinds, and what is refused."""
 
+import copy
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
-from peft import PeftType, get_peft_model
+from peft import LoraConfig, PeftConfig, PeftType, get_peft_model
 
 from adapter.cases import MODELS, adapted, base_model, config, generator, logits, tokens
 from bayeslora import BayesLoraConfig, find_holder
+from bayeslora.adapter.config import LORA_ONLY
 from bayeslora.adapter.layer import BayesLoraLinear
 from bayeslora.posterior.registry import POSTERIORS
 
@@ -23,7 +26,6 @@ def layer_names(model, adapter="default"):
 
 
 def test_the_method_is_a_full_member_of_the_enumeration():
-    import copy
     import json
     import pickle
 
@@ -136,6 +138,14 @@ def test_rank_and_alpha_patterns_and_rslora():
         ({"lora_dropout": 1.0}, "lora_dropout must be at least 0 and below 1, got 1.0"),
         ({"lora_dropout": -0.1}, "got -0.1"),
         ({"lora_dropout": "a lot"}, "got 'a lot'"),
+        (
+            {"use_dora": True},
+            "use_dora=True is not supported: DoRA divides .* leave it at False, or use PEFT's LoraConfig",
+        ),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' is not supported: .* leave it at True"),
+        ({"init_lora_weights": False}, "init_lora_weights=False is not supported"),
+        ({"lora_bias": True}, "lora_bias=True is not supported"),
+        ({"layer_replication": [(0, 2)]}, r"layer_replication=\[\(0, 2\)\] is not supported"),
         ({"lora_dropout": 0.1, "posterior": "dropout"}, "would drop inputs twice; set p in its settings"),
     ],
 )
@@ -149,6 +159,22 @@ def test_settings_that_were_changed_are_looked_at_again():
     changed.bias = "lora_only"
     with pytest.raises(ValueError, match="bias='lora_only' is not supported"):
         get_peft_model(base_model(), changed)
+    changed = config()
+    changed.use_dora = True
+    with pytest.raises(ValueError, match="use_dora=True is not supported"):
+        get_peft_model(base_model(), changed)
+
+
+def test_what_scripts_for_lora_say_by_default_is_taken_and_not_saved(tmp_path):
+    given = LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.1)
+    names = ("r", "target_modules", "lora_dropout", "bias", "use_rslora", "init_weights", *LORA_ONLY)
+    made = BayesLoraConfig(**{name: getattr(given, name) for name in names if hasattr(given, name)})
+    assert made.lora_dropout == 0.1 and not made.use_dora and not LORA_ONLY.keys() & made.to_dict().keys()
+    assert replace(made, r=2).r == 2 and copy.deepcopy(made) == made
+    made.save_pretrained(tmp_path)
+    assert PeftConfig.from_pretrained(tmp_path) == made
+    for name, (default, _) in LORA_ONLY.items():
+        assert getattr(LoraConfig(), name) == default
 
 
 @pytest.mark.parametrize("settings", [{"r": 20_000}, {"rank_pattern": {"lm_head": 20_000}}])

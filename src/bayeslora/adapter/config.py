@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import InitVar, asdict, dataclass, field, is_dataclass
 from typing import Any
 
 from peft import PeftConfig
 from peft.utils import PeftType
 
 from bayeslora.adapter.expressions import require_plain_name
+from bayeslora.errors import InputError
 from bayeslora.layer_ranges import check_depth
 from bayeslora.posterior.registry import posterior_config
 from bayeslora.posterior.snapshots import Snapshots
+
+LORA_ONLY: dict[str, tuple[Any, str]] = {
+    "use_dora": (
+        False,
+        "DoRA divides by the norm of the whole updated weight, which every draw would have to compute anew",
+    ),
+    "init_lora_weights": (True, "a posterior starts as its own settings say, with a mean update of zero"),
+    "lora_bias": (False, "the update has no bias of its own"),
+    "layer_replication": (None, "layers are adapted where they are"),
+}
+"""Settings of ``LoraConfig`` of which only LoRA's default is taken, with that default and the reason; they are not saved."""
 
 
 @dataclass
@@ -49,6 +61,8 @@ class BayesLoraConfig(PeftConfig):
             which is useful in tests only.
         posterior_scale: multiplier of the posterior's standard deviations, chosen by calibration.
         seed: seed of the initial values. Several adapters on one model start from different values.
+        use_dora: not supported, and neither are ``init_lora_weights``, ``lora_bias`` and ``layer_replication``: LoRA's defaults
+            are taken, so that scripts for LoRA work, and other values raise an error that explains why.
         layer_names: the adapted layers in the order in which the saved tensors stack them; set automatically.
         base_fingerprint: distinguishes the adapter's base model from others of the same shape; set automatically.
     """
@@ -78,9 +92,15 @@ class BayesLoraConfig(PeftConfig):
     seed: int = 0
     layer_names: list[str] | None = None
     base_fingerprint: str | None = None
+    use_dora: InitVar[bool] = False
+    init_lora_weights: InitVar[bool | str] = True
+    lora_bias: InitVar[bool] = False
+    layer_replication: InitVar[list[tuple[int, int]] | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, *lora_only: Any) -> None:
         super().__post_init__()
+        for name, value in zip(LORA_ONLY, lora_only, strict=True):  # attributes, but not of what is saved
+            setattr(self, name, value)
         self.peft_type = PeftType("BAYESLORA")
         if is_dataclass(self.settings) and not isinstance(self.settings, type):
             self.settings = asdict(self.settings)
@@ -109,6 +129,7 @@ class BayesLoraConfig(PeftConfig):
             if not isinstance(rank, int) or rank < 1:
                 raise ValueError(f"the rank must be an integer of at least 1, got {name}={rank!r}")
         self._check_dropped()
+        self._check_lora_only()
         if self.bias != "none":
             raise ValueError(f"bias={self.bias!r} is not supported: biases are not trained; leave it at 'none'")
         self._check_targets()
@@ -125,6 +146,14 @@ class BayesLoraConfig(PeftConfig):
             raise ValueError(
                 f"lora_dropout={p} and the posterior 'dropout' would drop inputs twice; set p in its settings instead"
             )
+
+    def _check_lora_only(self) -> None:
+        for name, (default, reason) in LORA_ONLY.items():
+            given = getattr(self, name)
+            if given != default:
+                raise InputError(
+                    f"{name}={given!r} is not supported: {reason}; leave it at {default!r}, or use PEFT's LoraConfig"
+                )
 
     def _check_targets(self) -> None:
         if self.target_parameters:
