@@ -39,8 +39,9 @@ quickstart: $(STAMP) ## LoRA and Bayesian-LoRA side by side on a real language m
 quickstart-check: quickstart ## Hold its figures against the record in benchmarks/results/quickstart
 	$(BIN)/python tools/check_quickstart.py bayeslora-quickstart
 
-examples: $(STAMP) ## Run the scripts in examples/
+examples: $(STAMP) ## Run the scripts and notebooks in examples/
 	for script in examples/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	for notebook in examples/*.ipynb; do echo "== $$notebook"; $(BIN)/python tools/run_notebook.py $$notebook || exit 1; done
 
 # bytecode is kept even where Python is told not to: rewriting every assertion anew takes as long as many tests
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q

@@ -27,6 +27,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 RUNNABLE = re.compile(r"<!-- run -->\n```python\n(.*?)```", re.DOTALL)
 SHELL = re.compile(r"```bash\n(.*?)```", re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+?)(?:#[^)]*)?\)")
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+RUN_NOTEBOOK = runpy.run_path(str(ROOT / "tools/run_notebook.py"))
 LIMIT = 120_000
 """Bytes of a picture."""
 
@@ -67,6 +69,32 @@ def test_python_runs(page: Path, desk: Path) -> None:
     for block in blocks:
         source = block.replace('"smollm2"', repr(tiny.model_directory())).replace("last:8", "last:2")
         exec(compile(source, name(page), "exec"), {})
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=name)
+def test_notebooks_are_whole_and_hold_no_output(notebook: Path) -> None:
+    content = json.loads(notebook.read_text(encoding="utf-8"))
+    assert (content["nbformat"], content["nbformat_minor"]) == (4, 5) and 8 <= len(content["cells"]) <= 14
+    ids = [cell["id"] for cell in content["cells"]]
+    assert len(set(ids)) == len(ids) and all(re.fullmatch(r"[\w-]{1,64}", it) for it in ids)
+    for cell in content["cells"]:
+        assert set(cell) == {"cell_type", "id", "metadata", "source"} | (
+            {"execution_count", "outputs"} if cell["cell_type"] == "code" else set()
+        )
+        assert not cell.get("outputs") and cell.get("execution_count") is None
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=name)
+def test_notebooks_run(notebook: Path, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = notebook.read_text(encoding="utf-8").replace(
+        '\\"smollm2\\"', json.dumps(json.dumps(tiny.model_directory()))[1:-1]
+    )
+    (desk / "copy.ipynb").write_text(text, encoding="utf-8")
+    assert RUN_NOTEBOOK["main"]([str(desk / "copy.ipynb")]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"copy.ipynb:ask\nAnswer\('(red|blue)', confidence 0\.\d+, epistemic", shown)
+    assert "Figure(" in shown and re.search(r"copy.ipynb:save\n(.*\n)*tensor\(\[", shown)
 
 
 @pytest.mark.parametrize("page", some([page for page in PAGES if list(commands(page))], is_readme), ids=name)
