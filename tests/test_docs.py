@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 import pytest
 
