@@ -320,6 +320,19 @@ def test_they_show_their_main_figures_on_one_line():
     assert repr(predictions) == f"Predictions(40 questions, 3 draws, {expected}, ece {figures['ece']:.3f})"
 
 
+def test_answers_tell_how_far_the_draws_agree():
+    draws = np.array(
+        [[[0.6, 0.3, 0.1], [0.2, 0.2, 0.6]], [[0.1, 0.5, 0.4], [0.3, 0.1, 0.6]], [[0.8, 0.1, 0.1], [0.1, 0.4, 0.5]]]
+    )
+    items = (item(0), item(1))
+    split, agreed = make_answers(Predictions(items, draws.mean(0), np.array([0, 2]), draws), Calibration())
+    assert split.agreement == pytest.approx(2 / 3)
+    assert split.semantic_entropy == pytest.approx(-(2 / 3) * np.log(2 / 3) - (1 / 3) * np.log(1 / 3))
+    assert agreed.agreement == 1 and agreed.semantic_entropy == 0
+    [alone] = make_answers(Predictions(items[:1], draws[0, :1], np.array([0])), Calibration())
+    assert alone.agreement == 1 and alone.semantic_entropy == 0
+
+
 def test_answers_are_a_table_each_and_all_together():
     predictions = random_predictions(count=5)
     answers = make_answers(predictions, Calibration())

@@ -51,7 +51,7 @@ def test_an_answer_is_that_of_the_library(
     assert reply["probabilities"] == pytest.approx(list(want.probabilities), abs=1e-7)
     assert predictions.draws is not None
     assert reply["draws"] == [pytest.approx(row) for row in predictions.draws[:, 0].tolist()]
-    for name in ("confidence", "entropy", "aleatoric", "epistemic"):
+    for name in ("confidence", "entropy", "aleatoric", "epistemic", "agreement", "semantic_entropy"):
         assert reply[name] == pytest.approx(getattr(want, name), abs=1e-7)
     assert (reply["answer"], reply["abstains"]) == (want.answer, want.abstains)
     assert reply["prediction_set"] == list(want.prediction_set or ()) and reply["choices"] == list(want.choices)

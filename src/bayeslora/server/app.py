@@ -168,6 +168,8 @@ class _Endpoints:
             entropy=answer.entropy,
             aleatoric=answer.aleatoric,
             epistemic=answer.epistemic,
+            agreement=answer.agreement,
+            semantic_entropy=answer.semantic_entropy,
             level=body.level,
             prediction_set=None if answer.prediction_set is None else list(answer.prediction_set),
             deterministic=answered.deterministic,

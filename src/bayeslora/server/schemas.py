@@ -80,6 +80,8 @@ class ChoicesReply(BaseModel):
         description="Epistemic part of the entropy: disagreement between the samples. A low value does not imply "
         "a correct answer."
     )
+    agreement: float = Field(description="Share of the samples that choose the same option by themselves.")
+    semantic_entropy: float = Field(description="Entropy over the options that the samples choose, in nats.")
     level: float
     prediction_set: list[str] | None = Field(
         description="Choices that contain the correct one with probability `level`; null if the run is not calibrated."

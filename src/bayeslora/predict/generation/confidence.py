@@ -148,7 +148,7 @@ class AnswerWriter:
     def _greedy(self) -> Writing:
         return replace(self.writing, temperature=0.0, seed=self.sampling.seed)
 
-    def assess(self, prompts: Sequence[Prompt], generations: Sequence[Generation]) -> list[WrittenAnswer]:
+    def assess(self, prompts: Sequence[Prompt], generations: Sequence[Generation]) -> Results[WrittenAnswer]:
         """Texts that were generated from the prompts as answers: every draw writes one of its own, greedily, to compare."""
         apart = generate_by_draw(self.model, self.tokenizer, prompts, self._greedy, self.sampling)
         agreements = [

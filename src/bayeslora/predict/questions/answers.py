@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bayeslora.data_frames import Results, make_frame, quoted
 from bayeslora.metrics import entropy
@@ -29,6 +30,8 @@ class Answer:
         aleatoric: mean entropy of the draws.
         epistemic: the rest of the entropy, the disagreement between draws. Draws that agree may all be wrong.
         abstains: whether the confidence is below the calibrated threshold.
+        agreement: share of the draws that choose the same option by themselves.
+        semantic_entropy: entropy over the options that the draws choose, in nats.
         prediction_set: options that contain the right one with the chosen probability; ``None`` without calibration.
     """
 
@@ -40,6 +43,8 @@ class Answer:
     aleatoric: float
     epistemic: float
     abstains: bool
+    agreement: float = 1.0
+    semantic_entropy: float = 0.0
     prediction_set: tuple[str, ...] | None = None
 
     def __repr__(self) -> str:
@@ -68,6 +73,8 @@ def make_answers(predictions: Predictions, calibration: Calibration, level: floa
     total = entropy(probabilities)
     epistemic = np.zeros_like(total) if predictions.epistemic is None else predictions.epistemic
     present = np.arange(probabilities.shape[1]) < np.array([[len(item.options)] for item in predictions.items])
+    votes = _votes(predictions)
+    voted = entropy(votes)
     sets = calibration.prediction_sets(probabilities, level, present) if calibration.conformal else None
     answers: Results[Answer] = Results()
     for row, item in enumerate(predictions.items):
@@ -82,7 +89,17 @@ def make_answers(predictions: Predictions, calibration: Calibration, level: floa
                 aleatoric=float(total[row] - epistemic[row]),
                 epistemic=float(epistemic[row]),
                 abstains=bool(abstains[row]),
+                agreement=float(votes[row, predictions.choices[row]]),
+                semantic_entropy=float(voted[row]),
                 prediction_set=None if sets is None else tuple(c for k, c in enumerate(choices) if sets[row, k]),
             )
         )
     return answers
+
+
+def _votes(predictions: Predictions) -> NDArray[np.float64]:
+    """``[N, O]``, share of the draws that choose each option by themselves; without draws the choice has all of them."""
+    options = np.arange(predictions.probabilities.shape[1])
+    if predictions.draws is None:
+        return (predictions.choices[:, None] == options).astype(np.float64)
+    return np.asarray((predictions.draws.argmax(axis=-1)[..., None] == options).mean(axis=0))
