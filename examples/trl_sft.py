@@ -1,29 +1,24 @@
-"""Bayesian-LoRA with TRL: one more class in front of ``SFTTrainer``, and the ELBO is trained."""
+"""Bayesian-LoRA with TRL: another ``SFTTrainer`` and another ``LoraConfig``, and the ELBO is trained."""
 
 import tempfile
 
 import torch
 from datasets import Dataset
-from trl import SFTConfig, SFTTrainer
+from trl import SFTConfig
 
 from bayeslora import BayesLoraConfig, load_model
-from bayeslora.train import BayesLoraTrainerMixin
-
-
-class Trainer(BayesLoraTrainerMixin, SFTTrainer):
-    """Counts the KL once per optimiser step, logs it apart, and keeps it from swamping the gradient."""
-
+from bayeslora.train import BayesLoraSFTTrainer
 
 loaded = load_model("smollm2")
 data = Dataset.from_dict({"text": ["The urn holds a red ball.", "The bag holds a blue ball."] * 2})
 with tempfile.TemporaryDirectory() as folder:
-    trainer = Trainer(
+    trainer = BayesLoraSFTTrainer(
         loaded.model,
         args=SFTConfig(
             output_dir=folder,
             max_steps=2,
             per_device_train_batch_size=2,
-            learning_rate=2e-3,
+            learning_rate=2e-4,
             logging_steps=1,
             save_strategy="no",
             report_to=[],
@@ -35,7 +30,7 @@ with tempfile.TemporaryDirectory() as folder:
         train_dataset=data,
         processing_class=loaded.tokenizer,
         peft_config=BayesLoraConfig(
-            task_type="CAUSAL_LM", layers_to_transform=[29], target_modules=["q_proj", "v_proj"]
+            posterior="decoupled", task_type="CAUSAL_LM", layers_to_transform=[29], target_modules=["q_proj", "v_proj"]
         ),
     )
     trainer.train()

@@ -280,10 +280,9 @@ def test_the_kl_on_scales_does_not_crush_the_data_gradient(tmp_path):
 )
 def test_trl_trains_every_parameter(tmp_path, targets, given):
     trl = pytest.importorskip("trl")
+    from bayeslora.train import BayesLoraSFTTrainer as Ours
 
-    class Ours(BayesLoraTrainerMixin, trl.SFTTrainer):
-        pass
-
+    assert issubclass(Ours, trl.SFTTrainer) and issubclass(Ours, BayesLoraTrainerMixin)
     args = trl.SFTConfig(
         output_dir=str(tmp_path), max_steps=2, learning_rate=1e-2, report_to=[], save_strategy="no", use_cpu=True,
         logging_steps=1, per_device_train_batch_size=4, disable_tqdm=True, bf16=False, max_length=16,

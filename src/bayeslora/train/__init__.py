@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from bayeslora.runs.result import RunResult
     from bayeslora.train.calibration_callback import CalibrationCallback
     from bayeslora.train.run import RunContext, train
+    from bayeslora.train.sft import BayesLoraSFTTrainer
     from bayeslora.train.trainer import BayesLoraTrainer, BayesLoraTrainerMixin
 
 __all__ = [
     "AdapterConfig",
+    "BayesLoraSFTTrainer",
     "BayesLoraTrainer",
     "BayesLoraTrainerMixin",
     "CalibrationCallback",
@@ -38,6 +40,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BayesLoraSFTTrainer": "bayeslora.train.sft",
     "BayesLoraTrainer": "bayeslora.train.trainer",
     "BayesLoraTrainerMixin": "bayeslora.train.trainer",
     "CalibrationCallback": "bayeslora.train.calibration_callback",
