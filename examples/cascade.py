@@ -4,45 +4,31 @@
     python examples/cascade.py RUN --task arc-challenge --data-dir DATA   a run of yours on real questions
     python examples/cascade.py RUN --url http://host/v1 --model NAME      with a second model behind an OpenAI-style endpoint
 
-The expert is any function from a question to the number of a choice, or to nothing if it has no answer.
+The expert is any function from questions to the numbers of its choices, or to nothing where it has no answer. At one threshold,
+`bayeslora cascade` does this with a second run or an endpoint.
 """
 
 import argparse
 import json
 import tempfile
-import urllib.request
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from bayeslora import load_run
+from bayeslora.remote.endpoint import Endpoint
+from bayeslora.remote.expert import Expert
+from bayeslora.runs.cascade import Second, cascade_curve
 from bayeslora.runs.trained import TrainedModel
 from bayeslora.tasks import Item, load_task, make_urns, require_gold
 from bayeslora.train import AdapterConfig, RunConfig, TrainingConfig, train
 
-Expert = Callable[[Item], int | None]
 
-
-def knowing(item: Item) -> int | None:
+def knowing(items: Sequence[Item]) -> list[int | None]:
     """An expert who is always right, as a person might be: the best that deferring can bring."""
-    return item.gold
-
-
-def endpoint(url: str, model: str, key: str = "") -> Expert:
-    """A second model that is asked for the letter of the answer."""
-
-    def ask(item: Item) -> int | None:
-        question = f"{item.prompt.text}\nReply with one of {', '.join(item.labels)} only."
-        body = {"model": model, "messages": [{"role": "user", "content": question}], "max_tokens": 4, "temperature": 0}
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
-        request = urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=60) as reply:
-            said = json.load(reply)["choices"][0]["message"]["content"].strip()
-        return next((k for k, label in enumerate(item.labels) if said.startswith(label)), None)
-
-    return ask
+    return [item.gold for item in items]
 
 
 def small_run(folder: Path) -> TrainedModel:
@@ -64,17 +50,13 @@ def small_run(folder: Path) -> TrainedModel:
     return load_run(folder / "run")
 
 
-def cascade_curve(model: TrainedModel, items: tuple[Item, ...], expert: Expert) -> tuple[list[float], list[float]]:
+def curve(model: TrainedModel, items: tuple[Item, ...], expert: Second) -> tuple[list[float], list[float]]:
     """Share of the questions answered locally, and accuracy of the whole, from deferring all to deferring none."""
     gold = np.array(require_gold(items))
     predictions = model.predict(items)
-    local = predictions.choices == gold
-    order = np.argsort(-predictions.probabilities.max(axis=1), kind="stable")  # the surest first
-    deferred = np.array([expert(items[row]) == gold[row] for row in order])
-    right = local[order]
-    answered = np.arange(len(items) + 1)
-    correct = np.concatenate([[0], right.cumsum()]) + np.concatenate([deferred[::-1].cumsum()[::-1], [0]])
-    return (answered / len(items)).tolist(), (correct / len(items)).tolist()
+    known = np.array([choice == right for choice, right in zip(expert(items), gold, strict=True)])
+    share, accuracy = cascade_curve(predictions.probabilities.max(axis=1), predictions.choices == gold, known)
+    return share.tolist(), accuracy.tolist()
 
 
 def main() -> None:
@@ -93,8 +75,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = load_run(given.run) if given.run else small_run(Path(folder))
         items = load_task(given.task or model.config.task, given.data_dir).load("test").items[: given.questions]
-        expert = endpoint(given.url, given.model, given.key) if given.url else knowing
-        share, accuracy = cascade_curve(model, items, expert)
+        expert = Expert(Endpoint(given.url, given.key or None), given.model) if given.url else knowing
+        share, accuracy = curve(model, items, expert)
     for level in (0.0, 0.25, 0.5, 0.75, 1.0):
         row = round(level * len(items))
         print(f"{share[row]:4.0%} answered locally: accuracy {accuracy[row]:.3f}")

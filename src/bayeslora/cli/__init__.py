@@ -21,6 +21,7 @@ from tyro.extras import SubcommandApp
 from bayeslora import __version__
 from bayeslora.cli.ablate import Ablate
 from bayeslora.cli.ask import Generate, Predict
+from bayeslora.cli.cascade import Cascade
 from bayeslora.cli.common import Verb
 from bayeslora.cli.export import Convert, Export, Merge, Push
 from bayeslora.cli.lists import Methods, Models, Tasks
@@ -44,6 +45,7 @@ Start here:
     bayeslora predict DIR --question Q --choice A --choice B    ask it
     bayeslora generate DIR --prompt TEXT                        let it write
     bayeslora serve DIR                                         answers and text over HTTP
+    bayeslora cascade DIR --second DIR2                         two models share the questions
     bayeslora compare --model M --tasks T ... --out DIR         all methods in one table
     bayeslora ablate NAME --model M --task T --out DIR          what one setting of Bayesian-LoRA does
     bayeslora tune --model M --task T --out DIR                 good settings, by Bayesian optimisation
@@ -72,6 +74,7 @@ VERBS: dict[str, type[Verb]] = {
     "predict": Predict,
     "generate": Generate,
     "serve": Serve,
+    "cascade": Cascade,
     "compare": Compare,
     "ablate": Ablate,
     "tune": Tune,

@@ -1,4 +1,4 @@
-"""Client of an OpenAI-style completions endpoint, with retries and validation of responses."""
+"""Client of OpenAI-style completion endpoints, with retries and validation of responses."""
 
 # Why not httpx: it limits neither the size of a response nor its total time, fails with ALL_PROXY=socks5://… (without socksio)
 # and with [::1] or fd00::/8 in no_proxy, and reveals a key that ends in a space. With workarounds the code is longer.
@@ -10,13 +10,16 @@ import json
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from bayeslora.errors import InputError
 from bayeslora.number_checks import check_count, check_number
 from bayeslora.remote.requests import Choice, Nonsense, Request, T
+
+Result = TypeVar("Result")
 
 RESPONSE_BYTES = 64 * 2**20
 """Maximum size of a response; vLLM sends about 400 bytes per token."""
@@ -76,34 +79,54 @@ class Endpoint:
     @property
     def completions(self) -> str:
         """URL of the completions endpoint."""
+        return self._at("completions")
+
+    def _at(self, path: str) -> str:
         base = self.url.rstrip("/").removesuffix("/v1")
-        return f"{base}/v1/completions"
+        return f"{base}/v1/{path}"
 
     def ask(self, adapter: str, request: Request[T]) -> T:
         """Send a request for an adapter, with retries; returns what the request reads from the response."""
-        body = json.dumps(_body(adapter, request)).encode()
-        whom = f"{self.completions}, adapter {adapter!r}"
+        wanted = "completions endpoint that gives log-probabilities, such as vLLM"
+        return self._send(
+            self.completions,
+            f"{self.completions}, adapter {adapter!r}",
+            _body(adapter, request),
+            lambda answer: request.read(_choices(answer, len(request.prompts))),
+            wanted,
+        )
+
+    def chat(self, model: str, messages: Sequence[Mapping[str, str]], max_tokens: int) -> str:
+        """The most probable reply of a model to a chat, with retries."""
+        url = self._at("chat/completions")
+        body = {"model": model, "messages": list(messages), "max_tokens": max_tokens, "temperature": 0}
+        return self._send(url, f"{url}, model {model!r}", body, _reply, "chat endpoint")
+
+    def _send(
+        self, url: str, whom: str, asked: Mapping[str, Any], read: Callable[[bytes], Result], wanted: str
+    ) -> Result:
+        """Post a body until there is a response, and read it. ``whom`` and ``wanted`` are for messages."""
+        body = json.dumps(asked).encode()
         for attempt in range(self.retries + 1):
             if attempt > 0:
                 time.sleep(BACKOFF_SECONDS * 2 ** (attempt - 1))
             try:
-                return request.read(_choices(self._post(body), len(request.prompts)))
+                return read(self._post(url, body))
             except _Passing as error:
                 reason = str(error)
             except Refused as error:
                 raise Refused(error.status, f"{whom}: {error}") from None
             except Nonsense as error:
                 raise InputError(
-                    f"{whom}: its answer cannot be used: {error}; give the url of a server with an OpenAI-style completions "
-                    "endpoint that gives log-probabilities, such as vLLM"
+                    f"{whom}: its answer cannot be used: {error}; give the url of a server with an OpenAI-style {wanted}"
                 ) from None
         raise OSError(f"{whom}: {reason} (attempts: {self.retries + 1}); is the server up, and has it room for more?")
 
-    def _post(self, body: bytes) -> bytes:
+    def _post(self, url: str, body: bytes) -> bytes:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self.api_key is not None:
             headers["Authorization"] = f"Bearer {self.api_key}"
-        request = urllib.request.Request(self.completions, body, headers)
+        request = urllib.request.Request(url, body, headers)
         deadline = time.monotonic() + self.timeout
         try:
             with _OPENER.open(request, timeout=self.timeout) as response:
@@ -199,6 +222,16 @@ def _message(body: bytes) -> str:
         pass
     line = " ".join(text.split())[:SHOWN]
     return "".join(character for character in line if character.isprintable())
+
+
+def _reply(body: bytes) -> str:
+    """Text of the reply to a chat."""
+    [choice] = _choices(body, 1)
+    message = choice.get("message")
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, str):
+        raise Nonsense(f"it has no message with a text: {str(choice)[:SHOWN]}")
+    return content
 
 
 def _choices(body: bytes, count: int) -> list[Choice]:

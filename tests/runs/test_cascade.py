@@ -1,0 +1,188 @@
+"""Cascades: who answers what, what that is worth, and a second model behind an endpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bayeslora import load_run
+from bayeslora.errors import InputError
+from bayeslora.remote.endpoint import Endpoint
+from bayeslora.remote.expert import Expert, letter_question, read_letter
+from bayeslora.runs.cascade import cascade_curve, run_cascade, second_run
+from bayeslora.runs.trained import TrainedModel
+from bayeslora.tasks import Item, require_gold
+from train.tiny import bayeslora, finished
+
+
+@pytest.fixture(scope="module")
+def model() -> TrainedModel:
+    return load_run(finished())
+
+
+@pytest.fixture(scope="module")
+def items(model: TrainedModel) -> tuple[Item, ...]:
+    return model.find_task().load("test").items
+
+
+def knowing(items: Any) -> list[int | None]:
+    """A second model that knows every answer."""
+    return [item.gold for item in items]
+
+
+@pytest.mark.parametrize("quantile", [0.0, 0.5, 1.0])
+def test_the_sure_answers_are_its_own(model: TrainedModel, items: tuple[Item, ...], quantile: float) -> None:
+    predictions, gold = model.predict(items), np.array(require_gold(items))
+    confidence = predictions.probabilities.max(1)
+    threshold = float(np.quantile(confidence, quantile))
+    asked: list[Item] = []
+
+    def second(passed: Any) -> list[int | None]:
+        asked.extend(passed)
+        return [item.gold if k % 2 else None for k, item in enumerate(passed)]
+
+    result = run_cascade(model, items, second, threshold)
+    sure = confidence >= threshold
+    assert asked == [item for item, own in zip(items, sure, strict=True) if not own]
+    right = predictions.choices == gold
+    rescued = len(asked) // 2
+    assert result.answered == sure.mean() and result.alone == right.mean()
+    assert result.accuracy == pytest.approx((right[sure].sum() + rescued) / len(items))
+    assert result.first_accuracy == pytest.approx(right[sure].mean())
+    assert result.second_accuracy == (pytest.approx(rescued / len(asked)) if asked else None)
+    assert result.seconds == pytest.approx(
+        result.first_seconds + (len(asked) / len(items)) * (result.second_seconds or 0)
+    )
+
+
+def test_another_run_answers_the_rest(model: TrainedModel, items: tuple[Item, ...]) -> None:
+    other = replace(model, samples=0)
+    result = run_cascade(model, items, second_run(other), 1.0)
+    assert result.answered == 0
+    assert result.accuracy == np.mean(other.predict(items).choices == np.array(require_gold(items)))
+
+
+def test_a_second_that_leaves_answers_out_is_refused(model: TrainedModel, items: tuple[Item, ...]) -> None:
+    with pytest.raises(InputError, match="the second model gave 0 answers to"):
+        run_cascade(model, items, lambda items: [], 1.0)
+    with pytest.raises(InputError, match="threshold is 2"):
+        run_cascade(model, items, knowing, 2)
+
+
+def test_the_curve_goes_from_the_second_to_the_first() -> None:
+    rng = np.random.default_rng(0)
+    confidence, right, other = rng.random(20), rng.random(20) < 0.5, rng.random(20) < 0.8
+    share, accuracy = cascade_curve(confidence, right, other)
+    assert share[0] == 0 and share[-1] == 1 and accuracy[0] == other.mean() and accuracy[-1] == right.mean()
+    for count in (1, 7, 19):
+        sure = confidence >= np.sort(confidence)[-count]
+        assert accuracy[count] == pytest.approx((right[sure].sum() + other[~sure].sum()) / 20)
+
+
+# Behind an endpoint ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "said, number",
+    [
+        ("B", 1),
+        (" (C).", 2),
+        ("The answer is A.", 0),
+        ("**B** is right", 1),
+        ("D", None),
+        ("", None),
+        ("none", None),
+    ],
+)
+def test_the_first_letter_counts(said: str, number: int | None) -> None:
+    assert read_letter(said, 3) == number
+
+
+@contextmanager
+def chat_server(reply: Any) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A chat endpoint that answers with ``reply(content)``, and the bodies that it was sent."""
+    bodies: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            bodies.append({"path": self.path, "key": self.headers["Authorization"], **body})
+            answer = reply(body["messages"][-1]["content"])
+            content = json.dumps({"choices": [{"index": 0, "message": answer}]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", bodies
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_chat_model_is_asked_for_the_letter(items: tuple[Item, ...]) -> None:
+    by_question = {letter_question(item): "ABCDEF"[item.gold or 0] for item in items}
+    with chat_server(lambda content: {"role": "assistant", "content": by_question[content]}) as (url, bodies):
+        found = Expert(Endpoint(f"{url}/v1", "secret"), "large")(items)
+    assert found == [item.gold for item in items]
+    first = bodies[0]
+    assert first["path"] == "/v1/chat/completions" and first["key"] == "Bearer secret"
+    assert first["model"] == "large" and first["temperature"] == 0
+    for item in items:
+        assert all(
+            f"{letter}. {option.strip()}" in letter_question(item)
+            for letter, option in zip("ABCDEF", item.options, strict=False)
+        )
+
+
+def test_a_reply_without_text_is_refused(items: tuple[Item, ...]) -> None:
+    with (
+        chat_server(lambda content: {"role": "assistant", "content": None}) as (url, _),
+        pytest.raises(InputError, match=r"it has no message with a text.*OpenAI-style chat endpoint"),
+    ):
+        Expert(Endpoint(url), "large")(items[:1])
+
+
+# On the command line --------------------------------------------------------------------------------------------------
+
+
+def test_the_verb(items: tuple[Item, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    run = finished()
+    words = ("cascade", run, "--quiet", "--threshold", 1.0)
+    assert bayeslora(*words, "--second", finished("lora"), "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["questions"] == len(items) and told["answered"] == 0
+    with chat_server(lambda content: {"role": "assistant", "content": "A"}) as (url, bodies):
+        assert bayeslora(*words, "--url", url, "--url-model", "large", "--max-questions", 3) == 0
+    out = capsys.readouterr().out
+    assert "3 questions; the first model answers from confidence 1.000" in out and "passed on" in out
+    assert len(bodies) == 3
+
+
+@pytest.mark.parametrize(
+    "words, reason",
+    [
+        ((), "give one second model"),
+        (("--second", "x", "--url", "http://a", "--url-model", "m"), "give one second model"),
+        (("--url", "http://a"), "--url and --url-model belong together"),
+        (("--second", "x", "--max-questions", 0), "max-questions is 0"),
+        (("--second", "x"), "has no threshold; give --threshold, or first run"),
+    ],
+)
+def test_what_is_refused(words: tuple[object, ...], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bayeslora("cascade", finished(), *words, "--quiet") == 2
+    assert reason in capsys.readouterr().err
