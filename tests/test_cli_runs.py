@@ -115,6 +115,7 @@ def test_settings_from_yaml_are_those_from_json(tmp_path: Path, resolved: list[d
     text = """
 model: smollm2
 task: urns
+preset: inducing
 seed: 7
 adapter: {rank: 3, targets: [q_proj, lm_head], settings: {flow_depth: 0, whitened: false}}
 cache_trunk: true

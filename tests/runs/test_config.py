@@ -107,13 +107,14 @@ def test_snapshots_that_cannot_be_are_refused(method, given, message):
 
 
 def test_a_posterior_is_the_presets_or_another_of_the_method():
-    assert resolve(run()).adapter.posterior == "inducing"
+    assert resolve(run()).adapter.posterior == "decoupled"
+    assert resolve(run(preset="inducing")).adapter.posterior == "inducing"
     free = resolve(run(preset="free"))
-    assert free.adapter.posterior == "decoupled" and free.training.members == 4
+    assert free.adapter.settings["components"] == 1 and free.training.members == 4
     mixed = resolve(run(preset="paper", adapter=AdapterConfig(posterior="decoupled")))
     assert mixed.adapter.settings == dataclasses.asdict(DecoupledConfig()) and mixed.training.epochs == 10
     message = failure(lambda: resolve(run(adapter=AdapterConfig(posterior="point"))))
-    assert message == "method 'bayesian-lora' has no posterior 'point'; it has inducing, decoupled"
+    assert message == "method 'bayesian-lora' has no posterior 'point'; it has decoupled, inducing"
 
 
 def test_checkpoint_ensembles_of_earlier_versions_are_read():
@@ -126,10 +127,12 @@ def test_checkpoint_ensembles_of_earlier_versions_are_read():
 
 
 def test_presets_of_bayesian_lora():
-    default, paper = (resolve(run(preset=preset)) for preset in ("default", "paper"))
-    assert default.training.rate_multipliers == {"points": 20.0, "flow": 0.1, "weights": 0.35}
-    assert (default.training.kl_scaling, paper.training.kl_scaling) == ("elbo", "paper")
-    assert default.adapter.settings == dataclasses.asdict(InducingConfig())
+    default, inducing, paper = (resolve(run(preset=preset)) for preset in ("default", "inducing", "paper"))
+    assert default.adapter.settings == dataclasses.asdict(DecoupledConfig(components=4, width=0.03))
+    assert (default.training.learning_rate, default.training.draws, default.training.aim) == (7e-4, 8, 0)
+    assert inducing.training.rate_multipliers == {"points": 20.0, "flow": 0.1, "weights": 0.35}
+    assert (inducing.training.kl_scaling, paper.training.kl_scaling) == ("elbo", "paper")
+    assert inducing.adapter.settings == dataclasses.asdict(InducingConfig())
     assert paper.adapter.settings == dataclasses.asdict(InducingConfig.preset("paper"))
 
 
@@ -169,7 +172,8 @@ GIVEN = {
 
 def test_multipliers_that_are_not_given_stay_the_methods():
     given = TrainingConfig(rate_multipliers={"flow": 3.0})
-    assert resolve(run(training=given)).training.rate_multipliers == {"points": 20.0, "flow": 3.0, "weights": 0.35}
+    inducing = resolve(run(preset="inducing", training=given))
+    assert inducing.training.rate_multipliers == {"points": 20.0, "flow": 3.0, "weights": 0.35}
     assert resolve(run(preset="paper", training=given)).training.rate_multipliers == {"flow": 3.0}
 
 
@@ -205,11 +209,11 @@ REFUSED = [
     ({"method": "?"}, "unknown method '?'; choose "),
     (
         {"preset": "papr"},
-        "method 'bayesian-lora' has no preset 'papr' (did you mean 'paper'?); choose default, paper, free",
+        "method 'bayesian-lora' has no preset 'papr' (did you mean 'paper'?); choose default, paper, inducing, free",
     ),
     (
         {"adapter": AdapterConfig(settings={"flow_dept": 1})},
-        "settings of method 'bayesian-lora': posterior 'inducing' has no setting 'flow_dept'; it has ",
+        "settings of method 'bayesian-lora': posterior 'decoupled' has no setting 'flow_dept'; it has ",
     ),
     (
         {"adapter": AdapterConfig(settings={"flow_depth": -1})},
@@ -225,7 +229,7 @@ REFUSED = [
     ),
     (
         {"training": TrainingConfig(rate_multipliers={"flwo": 1.0})},
-        "rate_multipliers has 'flwo' (did you mean 'flow'?); this method's parameters are diagonals, flow, mean, points, ",
+        "rate_multipliers has 'flwo' (did you mean 'flow'?); this method's parameters are flow, mean, points, scale, ",
     ),
     (
         {"method": "lora", "training": TrainingConfig(rate_multipliers={"flow": 1.0})},

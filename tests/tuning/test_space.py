@@ -37,7 +37,11 @@ def test_an_axis_goes_from_low_to_high_and_back(axis):
 
 def test_any_number_of_a_run_can_be_searched():
     wanted = space(
-        "learning_rate=1e-4:1e-2:log", "rank=2:16", "settings.init_sd_u=0.01:0.1:log", "rate_multipliers.flow=0:1"
+        "learning_rate=1e-4:1e-2:log",
+        "rank=2:16",
+        "settings.init_sd_u=0.01:0.1:log",
+        "rate_multipliers.flow=0:1",
+        preset="inducing",
     )
     values = wanted.values([0.5, 0.5, 1.0, 0.0])
     assert values == {
@@ -56,7 +60,7 @@ def test_any_number_of_a_run_can_be_searched():
 
 def test_whether_a_setting_is_whole_is_not_a_matter_of_its_present_value():
     """One that nothing is said of until the rank is known is a whole number, and a multiplier of 1 is none."""
-    assert space("settings.inducing_rows=4:32").values([0.33])["settings.inducing_rows"] == 13
+    assert space("settings.inducing_points=4:32").values([0.33])["settings.inducing_points"] == 13
     given = TrainingConfig(rate_multipliers={"flow": 1})
     assert space("rate_multipliers.flow=0.1:2", training=given).values([0.25])[
         "rate_multipliers.flow"
@@ -78,8 +82,8 @@ def test_whether_a_setting_is_whole_is_not_a_matter_of_its_present_value():
         ("seed=0:5", "choose among"),
         ("scoring=0:5", "choose among"),
         (
-            "settings.init_sdu=0.1:0.2",
-            r"did you mean 'init_sd_u'.*numbers among the settings of method 'bayesian-lora'",
+            "settings.widht=0.1:0.2",
+            r"did you mean 'width'.*numbers among the settings of method 'bayesian-lora'",
         ),
         ("settings.whitened=0:1", "numbers among the settings"),
         ("data.max_train=1:2", "before the point there may be settings or rate_multipliers"),

@@ -24,7 +24,7 @@ _TITLES = {
 
 def run_settings(config: Mapping[str, Any]) -> Section:
     """All settings of a run, in groups."""
-    given = ("model", "task", "method")
+    given = ("model", "task", "method", "preset")
     try:
         usual = to_dict(resolve(RunConfig(**{name: config[name] for name in given})))
     except InputError:  # unknown method

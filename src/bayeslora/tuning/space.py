@@ -109,7 +109,7 @@ def _is_whole(name: str, run: RunConfig) -> bool:
         return False
     from bayeslora.methods import find_method
 
-    numbers = dict(_numbers_of(find_method(run.method).distribution(run.adapter.posterior).config_class))
+    numbers = dict(_numbers_of(find_method(run.method).distribution(resolve(run).adapter.posterior).config_class))
     if key not in numbers:
         raise InputError(
             f"search names {name!r}{did_you_mean(key, numbers)}; numbers among the settings of method {run.method!r} are "
