@@ -126,6 +126,12 @@ def test_checkpoint_ensembles_of_earlier_versions_are_read():
     assert to_dict(found) == now
 
 
+def test_runs_that_do_not_name_their_posterior_have_the_former_one():
+    before = to_dict(resolve(run(preset="inducing")))
+    del before["adapter"]["posterior"]
+    assert saved_run(before).adapter.posterior == "inducing"
+
+
 def test_presets_of_bayesian_lora():
     default, inducing, paper = (resolve(run(preset=preset)) for preset in ("default", "inducing", "paper"))
     assert default.adapter.settings == dataclasses.asdict(DecoupledConfig(components=4, width=0.03))

@@ -59,6 +59,10 @@ def without_trust(values: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
+FORMER_POSTERIORS = {"bayesian-lora": "inducing"}
+"""Posteriors of runs that were saved before it was a setting, where that of the method is another now."""
+
+
 def saved_run(values: Mapping[str, Any]) -> RunConfig:
     """Read a resolved run saved by this version or an earlier one: settings that it lacks get their defaults, and those that a
     method decides get the value that all methods had before."""
@@ -68,7 +72,7 @@ def saved_run(values: Mapping[str, Any]) -> RunConfig:
     config = _never_calibrated(_checkpoint_ensemble(from_dict(values)), values)
     later = {name: value for name, value in COMMON.items() if getattr(config.training, name) is None}
     own = ALL[config.method].posterior_name if config.method in ALL else None
-    adapter = replace(config.adapter, posterior=config.adapter.posterior or own)
+    adapter = replace(config.adapter, posterior=config.adapter.posterior or FORMER_POSTERIORS.get(config.method, own))
     return replace(config, adapter=adapter, training=replace(config.training, **later))
 
 

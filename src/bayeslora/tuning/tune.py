@@ -29,7 +29,7 @@ from bayeslora.methods import find_method
 from bayeslora.models.device import resolve_device
 from bayeslora.number_checks import check_count
 from bayeslora.progress import Reporter
-from bayeslora.runs.config import RunConfig
+from bayeslora.runs.config import RunConfig, resolve
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.result import RunResult
 from bayeslora.runs.saved_config import to_dict
@@ -223,5 +223,5 @@ class _Search:
 
 def _decays(run: RunConfig) -> bool:
     """Whether weight decay applies to any parameter of the run."""
-    kinds = find_method(run.method).distribution(run.adapter.posterior).hints.kinds.values()
+    kinds = find_method(run.method).distribution(resolve(run).adapter.posterior).hints.kinds.values()
     return not kinds or run.adapter.stochastic_layers != "all" or any(kind.startswith("weights") for kind in kinds)
