@@ -151,6 +151,8 @@ def test_malformed_rows_are_named_in_evaluation_and_left_out_of_training(tmp_pat
     write_any(tmp_path / "parts" / "test.csv", [chat(2)])
     task = find_task(tmp_path / "parts")
     assert len(task.load("train")) == 2 and len(task.load("test")) == 1
+    assert task.rows_left_out("train") == {"messages have no assistant": 1, "duplicate": 1}
+    assert task.rows_left_out("test") == {}
     assert "has no validation.jsonl" in failure(lambda: task.load("validation"))
 
 

@@ -154,7 +154,13 @@ def _token_task(
     make: Callable[..., TokenTask[tuple[T, ...]]], read: Reader[T], key: Callable[[T], str], noun: str
 ) -> Callable[[OwnRows], TokenTask[tuple[T, ...]]]:
     def task(rows: OwnRows) -> TokenTask[tuple[T, ...]]:
-        return make(rows.name, f"own {noun} in {rows.name}", lambda split: rows.load(split, read, key, noun)[0])
+        load = cache(lambda split: rows.load(split, read, key, noun))
+        return make(
+            rows.name,
+            f"own {noun} in {rows.name}",
+            lambda split: load(split)[0],
+            rows_left_out=lambda split: load(split)[1],
+        )
 
     return task
 

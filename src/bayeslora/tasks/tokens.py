@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from bayeslora.tasks.base import Content, Splits
+from bayeslora.tasks.base import Content, SplitName, Splits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -64,9 +64,11 @@ class TokenTask(Splits[Content]):
 
     Attributes:
         kind: what it consists of, in a word.
+        rows_left_out: number of rows of a split that cannot be used, by reason.
     """
 
     kind: ClassVar[str]
+    rows_left_out: Callable[[SplitName], Mapping[str, int]] = field(default=lambda split: {}, repr=False, compare=False)
 
     @abstractmethod
     def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[EncodedText]:

@@ -155,8 +155,8 @@ class TokenRunner(TaskRunner):
         counts: dict[str, Any] = {
             split: {"texts": len(texts), "tokens": sum(text.terms for text in texts)} for split, texts in parts.items()
         }
-        if self._found.left_out:
-            counts["train"]["left_out"] = dict(self._found.left_out)
+        if left_out := {**self._task.rows_left_out("train"), **self._found.left_out}:
+            counts["train"]["left_out"] = left_out
         if self._found.truncated:
             counts["train"]["truncated"] = self._found.truncated
         return counts
