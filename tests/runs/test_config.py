@@ -339,6 +339,7 @@ def changed(kind):
         "stochastic_layers": "last:1",
         "posterior": "point",
         "draw_layers": "0.5",
+        "nli": "org/nli",
         "calibrate": "none",
         "settings": {"flow_depth": 0, "zero_start": None},
         "scoring": "letter",

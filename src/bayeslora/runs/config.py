@@ -237,6 +237,9 @@ class PredictionConfig:
     """Longest generated solution to a problem, in tokens."""
     solutions: int | None = None
     """Generate solutions to only this many test problems, chosen at random, the same for every run; 0 for none."""
+    nli: str | None = None
+    """Directory or hub id of a model for natural language inference, which tells whether free answers in other words mean the
+    same. Without it, answers are compared by their words and numbers."""
     calibrate: Literal["validation", "none"] = "validation"
     """Choose posterior scale and temperature on the validation questions after training, and report metrics both as trained and
     calibrated. bayeslora calibrate searches more finely, and also chooses a threshold."""

@@ -16,6 +16,7 @@ from bayeslora.models import LoadedModel
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.generation import Writing
 from bayeslora.predict.generation.confidence import AnswerWriter
+from bayeslora.predict.generation.entailment import find_same
 from bayeslora.predict.questions.predictions import Predictions
 from bayeslora.predict.tokens.predictor import TokenPredictions, TokenPredictor, read_token_predictions
 from bayeslora.progress import Reporter
@@ -166,7 +167,13 @@ class TokenEvaluator:
         """Answers to the questions of a split, with the confidence that they have before calibration."""
         tokens = min(MOST_TOKENS, self.config.prediction.max_new_tokens)
         sampling = self.predictor.sampling
-        writer = AnswerWriter(self.model, self.loaded.tokenizer, sampling, Writing(max_new_tokens=tokens))
+        writer = AnswerWriter(
+            self.model,
+            self.loaded.tokenizer,
+            sampling,
+            Writing(max_new_tokens=tokens),
+            same=find_same(self.config.prediction.nli, self.model.device),
+        )
         draws = max(1, sampling.count(find_any_holder(self.model)))
         answering = make_answering(writer, self.config.prediction.batch_tokens, draws)
         questions: list[FreeQuestion] = chosen(task.load(split), self.config.prediction.solutions, "solutions")

@@ -21,6 +21,7 @@ from bayeslora.predict.calibrate import Calibration, describe_target, require_en
 from bayeslora.predict.calibrate.fit import predict_both, scale_of, set_scale, tuner_of
 from bayeslora.predict.generation import Prompt, Writing, generate
 from bayeslora.predict.generation.confidence import AnswerWriter, WrittenAnswer
+from bayeslora.predict.generation.entailment import find_same
 from bayeslora.predict.generation.results import Generation, Watch
 from bayeslora.predict.questions.answers import Answer, make_answers
 from bayeslora.predict.questions.predictions import Predictions
@@ -172,7 +173,8 @@ class TrainedModel:
 
     def answer_writer(self, writing: Writing) -> AnswerWriter:
         """Writes free answers with these settings, and finds the confidence of texts."""
-        return AnswerWriter(self.model, self.loaded.tokenizer, self._sampling, writing, self.calibration)
+        same = find_same(self.config.prediction.nli, self.model.device)
+        return AnswerWriter(self.model, self.loaded.tokenizer, self._sampling, writing, self.calibration, same)
 
     def _asked(self, prompt: Prompt) -> Prompt:
         """A prompt for a free answer."""

@@ -23,11 +23,13 @@ class Agreement:
         answers: what every draw wrote.
         groups: answers that say the same, as one of them and its share of the draws, the largest share first.
         share: of the draws that say the same as the answer given.
+        others: those of the groups that say something else than the answer given.
     """
 
     answers: tuple[str, ...]
     groups: tuple[tuple[str, float], ...]
     share: float
+    others: tuple[tuple[str, float], ...] = ()
 
     @property
     def semantic_entropy(self) -> float:
@@ -51,4 +53,5 @@ def find_agreement(given: str, answers: Sequence[str], same: Same = same_free_an
     """Agreement of the draws' answers among each other and with the answer given."""
     groups = group_answers(answers, same)
     shares = tuple((answers[group[0]].strip(), len(group) / len(answers)) for group in groups)
-    return Agreement(tuple(answers), shares, sum(same(given, answer) for answer in answers) / len(answers))
+    share = sum(same(given, answer) for answer in answers) / len(answers)
+    return Agreement(tuple(answers), shares, share, tuple(it for it in shares if not same(given, it[0])))

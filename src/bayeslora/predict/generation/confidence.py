@@ -85,7 +85,7 @@ class WrittenAnswer:
     @property
     def alternatives(self) -> tuple[tuple[str, float], ...]:
         """Answers of the draws that say something else, with their shares."""
-        return tuple((text, share) for text, share in self.agreement.groups if not same_free_answer(text, self.text))
+        return self.agreement.others
 
     @property
     def features(self) -> dict[str, float]:

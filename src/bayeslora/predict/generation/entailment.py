@@ -1,0 +1,74 @@
+"""Whether two answers mean the same, by a model for natural language inference: each must entail the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+
+from bayeslora.errors import InputError, first_line
+from bayeslora.predict.generation.agreement import Same
+from bayeslora.tasks.answers import same_free_answer
+
+
+def find_same(nli: str | None, device: torch.device) -> Same:
+    """How answers are compared: by their words alone, or also by a model with the given directory or hub id."""
+    return same_free_answer if nli is None else load_entailment(nli, device)
+
+
+@dataclass(frozen=True, eq=False)
+class Entailment:
+    """Asks a model for natural language inference about both directions. Answers with equal words need not be asked about.
+
+    Attributes:
+        model: a sequence classifier.
+        tokenizer: of it.
+        label: number of its class for entailment.
+    """
+
+    model: Any
+    tokenizer: Any
+    label: int
+    _known: dict[tuple[str, str], bool] = field(default_factory=dict, repr=False)
+
+    def __call__(self, left: str, right: str) -> bool:
+        """Whether two answers mean the same."""
+        if same_free_answer(left, right):
+            return True
+        first, second = sorted((left.strip(), right.strip()))
+        if not first or not second:
+            return False
+        if (first, second) not in self._known:
+            self._known[first, second] = self._entail_each_other(first, second)
+        return self._known[first, second]
+
+    @torch.no_grad()
+    def _entail_each_other(self, first: str, second: str) -> bool:
+        given = self.tokenizer([first, second], [second, first], padding=True, truncation=True, return_tensors="pt").to(
+            self.model.device
+        )
+        return bool((self.model(**given).logits.argmax(-1) == self.label).all())
+
+
+@cache
+def load_entailment(name: str, device: torch.device) -> Entailment:
+    """Load a model for natural language inference, in float32; remote code is not run."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        model = AutoModelForSequenceClassification.from_pretrained(name, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"nli is {name!r}, which cannot be loaded ({first_line(error)}); give the directory or hub id of a model for natural "
+            "language inference, such as one trained on MNLI"
+        ) from error
+    labels = {str(label).lower(): number for number, label in model.config.id2label.items()}
+    label = next((number for said, number in labels.items() if said.startswith("entail")), None)
+    if label is None:
+        raise InputError(
+            f"nli is {name!r}, whose classes are {', '.join(labels)}; give a model with a class for entailment"
+        )
+    return Entailment(model.eval().to(device), tokenizer, label)
