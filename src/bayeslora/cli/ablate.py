@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from tyro.conf import OmitArgPrefixes, Positional
+from tyro.conf import Positional
 
-from bayeslora.cli.common import StudyOptions
+from bayeslora.cli.common import StudyOptions, Unnamed
 from bayeslora.progress import reporter
 from bayeslora.studies.ablation import AblationStudy
 from bayeslora.studies.ablations import ABLATIONS
@@ -29,7 +29,7 @@ class Ablate(StudyOptions):
     """Vary one setting of Bayesian-LoRA: runs, table and figure. The same command resumes and runs only what is missing."""
 
     names: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="NAME", help=_NAMES)]
-    study: OmitArgPrefixes[AblationStudy]
+    study: Unnamed[AblationStudy]
     out: Path
     """Directory for the runs, the table (Markdown, LaTeX, JSON) and the figure. Use the same one for all ablations:
     they share common runs."""

@@ -7,10 +7,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 
 import tyro
-from tyro.conf import Positional
+from tyro.conf import OmitArgPrefixes, Positional
 
 from bayeslora.errors import InputError
 from bayeslora.progress import Reporter, reporter
@@ -20,6 +20,11 @@ from bayeslora.runs.result import RunResult
 if TYPE_CHECKING:
     from bayeslora.runs.trained import TrainedModel
     from bayeslora.studies.execution import Execution
+
+
+T = TypeVar("T")
+Unnamed = Annotated[OmitArgPrefixes[T], tyro.conf.arg(name="")]
+"""Options of a group whose name is neither part of theirs nor shown in the help."""
 
 
 class Verb(Protocol):

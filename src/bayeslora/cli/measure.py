@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from tyro.conf import OmitArgPrefixes, Positional
+from tyro.conf import Positional
 
 from bayeslora.bench.config import BenchConfig
-from bayeslora.cli.common import OutputOptions
+from bayeslora.cli.common import OutputOptions, Unnamed
 from bayeslora.progress import reporter
 
 
@@ -21,7 +21,7 @@ class Bench(OutputOptions):
 
     what: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="{train,predict,questions,decode,draw,memory}")]
     """What to measure; several are measured one after another."""
-    bench: OmitArgPrefixes[BenchConfig]
+    bench: Unnamed[BenchConfig]
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     out: Path | None = None

@@ -8,9 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from tyro.conf import OmitArgPrefixes
-
-from bayeslora.cli.common import DataOptions, OfDraws, OutputOptions, StudyOptions, print_result
+from bayeslora.cli.common import DataOptions, OfDraws, OutputOptions, StudyOptions, Unnamed, print_result
 from bayeslora.errors import InputError
 from bayeslora.progress import reporter
 from bayeslora.runs.config import Pairs, RunConfig
@@ -33,7 +31,7 @@ class Train(DataOptions):
     Defaults are those of the method; bayeslora train --method lora --help shows those of another.
     """
 
-    experiment: OmitArgPrefixes[RunConfig]
+    experiment: Unnamed[RunConfig]
     out: Path
     """Directory of the run: settings, adapter, predictions, result. A directory with another run is refused."""
     config: Path | None = None
@@ -184,7 +182,7 @@ def _print_calibration(found: Calibration) -> None:
 class Compare(StudyOptions):
     """Compare many methods on many tasks under one protocol, in one table. The same command trains only missing runs."""
 
-    study: OmitArgPrefixes[Comparison]
+    study: Unnamed[Comparison]
     out: Path
     """Directory for the runs, the tables (Markdown, LaTeX, JSON) and the figures."""
 

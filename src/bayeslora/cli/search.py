@@ -6,9 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from tyro.conf import OmitArgPrefixes
-
-from bayeslora.cli.common import StudyOptions, print_result
+from bayeslora.cli.common import StudyOptions, Unnamed, print_result
 from bayeslora.progress import reporter
 from bayeslora.train.errors import RunsFailed
 from bayeslora.tuning.config import Tuning
@@ -25,7 +23,7 @@ class Tune(StudyOptions):
         bayeslora tune --model M --task T --constraints 'acc>=lora-0.005' --trials 32 --out DIR --apply
     """
 
-    tuning: OmitArgPrefixes[Tuning]
+    tuning: Unnamed[Tuning]
     out: Path
     """Directory for the trials, the table, the front (JSON and figure) and the chosen settings."""
     apply: bool = False

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+from tyro.conf import arg
 from tyro.constructors import PrimitiveConstructorSpec
 
 from bayeslora.errors import InputError, did_you_mean
@@ -275,7 +276,7 @@ class RunConfig:
     report_split: Literal["test", "validation"] = "test"
     """Split to report. With validation the test split is never read, as required for model selection."""
     data: DataConfig = field(default_factory=DataConfig)
-    loading: ModelConfig = field(default_factory=ModelConfig)
+    loading: Annotated[ModelConfig, arg(name="base model")] = field(default_factory=ModelConfig)
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     prediction: PredictionConfig = field(default_factory=PredictionConfig)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
 
 from bayeslora.errors import InputError
 from bayeslora.runs.config import AdapterConfig, DataConfig, ModelConfig, PredictionConfig, RunConfig, TrainingConfig
@@ -19,7 +22,7 @@ class Study:
     shift: tuple[str, ...] = ()
     """Tasks on whose test split every run is also evaluated, without training on them."""
     data: DataConfig = field(default_factory=DataConfig)
-    loading: ModelConfig = field(default_factory=ModelConfig)
+    loading: Annotated[ModelConfig, arg(name="base model")] = field(default_factory=ModelConfig)
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     prediction: PredictionConfig = field(default_factory=PredictionConfig)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from tyro.conf import OmitArgPrefixes
+from tyro.conf import OmitArgPrefixes, arg
 
 from bayeslora.errors import InputError
 from bayeslora.number_checks import check_count
@@ -21,7 +21,7 @@ OBJECTIVES = {"ece": 1.0, "nll": 1.0, "acc": -1.0}
 class Tuning:
     """A search for the settings of one method on one task."""
 
-    run: OmitArgPrefixes[RunConfig]
+    run: Annotated[OmitArgPrefixes[RunConfig], arg(name="")]
     search: tuple[str, ...] = ("learning_rate=1e-4:1e-2:log", "weight_decay=1e-4:1e-1:log")
     """Settings to search, each NAME=LOW:HIGH or NAME=LOW:HIGH:log: any numeric option of train, such as kl_beta or rank,
     or settings.NAME and rate_multipliers.NAME. Integers stay integers."""
