@@ -118,6 +118,15 @@ def test_figures_of_the_readme() -> None:
         assert line in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_figures_of_the_quickstart_with_the_default_preset() -> None:
+    files = sorted((ROOT / "benchmarks/results/quickstart/default").glob("*.json"))
+    results = [json.loads(file.read_text(encoding="utf-8"))["bayesian-lora"] for file in files]
+    nll, ece = ([f"{result['metrics'][name]:.3f}" for result in results] for name in ("nll", "ece"))
+    page = " ".join((ROOT / "docs/training.md").read_text(encoding="utf-8").split())
+    assert f"the NLL is {nll[0]}, {nll[1]} and {nll[2]} and the ECE {ece[0]}, {ece[1]} and {ece[2]} " in page
+    assert all(result["environment"]["commit"].startswith("6682ece") for result in results)
+
+
 def printed_by(script: str, *given: object) -> str:
     """What a script of the benchmarks prints, without a process of its own."""
     path, printed = ROOT / "benchmarks" / f"{script}.py", io.StringIO()
