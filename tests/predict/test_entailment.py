@@ -70,5 +70,11 @@ def test_what_is_no_such_model_is_refused(tmp_path: Path) -> None:
     other = save_classifier(tmp_path / "other", {0: "good", 1: "bad"})
     with pytest.raises(InputError, match=r"whose classes are good, bad; give a model with a class for entailment"):
         load_entailment(other, torch.device("cpu"))
+    pickled = Path(save_classifier(tmp_path / "pickled", NAMES))
+    model = BertForSequenceClassification.from_pretrained(pickled)
+    (pickled / "model.safetensors").unlink()
+    torch.save(model.state_dict(), pickled / "pytorch_model.bin")
+    with pytest.raises(InputError, match=r"nli is '.*pickled', which cannot be loaded"):
+        load_entailment(str(pickled), torch.device("cpu"))
     with pytest.raises(InputError, match=r"nli is '.*nothing', which cannot be loaded .*trained on MNLI"):
         load_entailment(str(tmp_path / "nothing"), torch.device("cpu"))

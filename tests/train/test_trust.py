@@ -67,6 +67,7 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
     "export": ("--out", "exported"),
     "merge": ("--out", "merged"),
     "serve": ("--port", 0),
+    "cascade": ("--second", "other", "--threshold", 0.5),
 }
 
 
@@ -120,6 +121,7 @@ def test_every_verb_that_loads_a_model_can_be_told() -> None:
         "predict",
         "generate",
         "serve",
+        "cascade",
         "compare",
         "ablate",
         "tune",

@@ -54,12 +54,14 @@ class Entailment:
 
 @cache
 def load_entailment(name: str, device: torch.device) -> Entailment:
-    """Load a model for natural language inference, in float32; remote code is not run."""
+    """Load a model for natural language inference, in float32, from safetensors; remote code is not run."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        model = AutoModelForSequenceClassification.from_pretrained(name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        model = AutoModelForSequenceClassification.from_pretrained(
+            name, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+        )
     except (OSError, ValueError) as error:
         raise InputError(
             f"nli is {name!r}, which cannot be loaded ({first_line(error)}); give the directory or hub id of a model for natural "
