@@ -69,6 +69,13 @@ def test_a_run_holds_answers_with_their_confidence(run: Path) -> None:
     assert result["metrics"]["nll"] > 0
 
 
+def test_a_model_for_inference_that_is_not_there_is_told_before_training(task: str, tmp_path: Path) -> None:
+    wrong = PredictionConfig(samples=3, max_new_tokens=6, nli=str(tmp_path / "nothing"))
+    with pytest.raises(InputError, match=r"nli is '.*nothing', which cannot be loaded"):
+        train(config(task, prediction=wrong), tmp_path / "run")
+    assert not list((tmp_path / "run").glob("checkpoint*"))
+
+
 def test_the_confidence_is_calibrated_on_the_validation_questions(run: Path) -> None:
     calibration = Calibration.load(run / "adapter" / "calibration.json")
     assert calibration.automatic and calibration.questions == 14 and calibration.split == "validation"

@@ -6,7 +6,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel
 
@@ -17,6 +17,16 @@ from bayeslora.server.engine import Piece, Text, Written
 from bayeslora.server.pieces import HALF
 
 Finish = Literal["stop", "length"]
+
+
+class _Part(NamedTuple):
+    """What a chunk of a stream adds to a text; ``doubt`` is said of a text that the model abstains from."""
+
+    text: str
+    pieces: Sequence[Piece]
+    confidence: shapes.Confidence
+    finish: Finish | None = None
+    doubt: str | None = None
 
 
 class Reply(ABC):
@@ -54,7 +64,7 @@ class Reply(ABC):
 
     def piece(self, index: int, piece: Piece) -> BaseModel:
         """The next piece of a text."""
-        made = self._piece(index, piece.text, [piece], _confidence([piece]), None)
+        made = self._piece(index, _Part(piece.text, [piece], _confidence([piece])))
         self.told[index] += piece.text
         return made
 
@@ -62,7 +72,7 @@ class Reply(ABC):
         """The last piece of a text, with text that was held back and the confidence of the whole text."""
         rest = written.generation.text[len(self.told[index]) :]
         confidence = self._sequence_confidence(index, written, [])
-        return self._piece(index, rest, [], confidence, _finish(written), self._doubt(written))
+        return self._piece(index, _Part(rest, [], confidence, _finish(written), self._doubt(written)))
 
     @abstractmethod
     def usage_piece(self, usage: shapes.Usage) -> BaseModel:
@@ -74,15 +84,7 @@ class Reply(ABC):
         return shapes.Usage(prompt_tokens=read, completion_tokens=new, total_tokens=read + new)
 
     @abstractmethod
-    def _piece(
-        self,
-        index: int,
-        text: str,
-        pieces: Sequence[Piece],
-        confidence: shapes.Confidence,
-        finish: Finish | None,
-        doubt: str | None = None,
-    ) -> BaseModel: ...
+    def _piece(self, index: int, part: _Part) -> BaseModel: ...
 
     def _doubt(self, written: Written) -> str | None:
         """What is said of a text that the model abstains from."""
@@ -133,21 +135,13 @@ class CompletionReply(Reply):
         """A piece with the usage and no text."""
         return self._completion([], usage)
 
-    def _piece(
-        self,
-        index: int,
-        text: str,
-        pieces: Sequence[Piece],
-        confidence: shapes.Confidence,
-        finish: Finish | None,
-        doubt: str | None = None,
-    ) -> shapes.Completion:
+    def _piece(self, index: int, part: _Part) -> shapes.Completion:
         choice = shapes.CompletionChoice(
             index=index,
-            text=text,
-            finish_reason=finish,
-            logprobs=self._logprobs(index, pieces, len(self.told[index])),
-            confidence=confidence,
+            text=part.text,
+            finish_reason=part.finish,
+            logprobs=self._logprobs(index, part.pieces, len(self.told[index])),
+            confidence=part.confidence,
         )
         return self._completion([choice], None)
 
@@ -203,21 +197,13 @@ class ChatReply(Reply):
         """A piece with the usage and no text."""
         return self._chunk([], usage)
 
-    def _piece(
-        self,
-        index: int,
-        text: str,
-        pieces: Sequence[Piece],
-        confidence: shapes.Confidence,
-        finish: Finish | None,
-        doubt: str | None = None,
-    ) -> shapes.ChatPiece:
+    def _piece(self, index: int, part: _Part) -> shapes.ChatPiece:
         choice = shapes.ChatPieceChoice(
             index=index,
-            delta=shapes.Delta(content=text, refusal=doubt),
-            finish_reason=finish,
-            logprobs=self._logprobs(pieces) if pieces else None,
-            confidence=confidence,
+            delta=shapes.Delta(content=part.text, refusal=part.doubt),
+            finish_reason=part.finish,
+            logprobs=self._logprobs(part.pieces) if part.pieces else None,
+            confidence=part.confidence,
         )
         return self._chunk([choice], None)
 

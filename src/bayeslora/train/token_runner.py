@@ -12,6 +12,7 @@ from bayeslora.methods.base import PostHocInputs
 from bayeslora.models import LoadedModel
 from bayeslora.posterior import Factors, Posterior
 from bayeslora.predict.calibrate import FEWEST, Calibration
+from bayeslora.predict.generation.entailment import find_same
 from bayeslora.predict.questions.predictions import main_metrics
 from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Reporter
@@ -73,6 +74,8 @@ class TokenRunner(TaskRunner):
         """Create the predictor for the adapted model."""
         self._model = model
         self._predictor = make_token_predictor(model, self._loaded, self.config)
+        if isinstance(self._task, AnswerTask):
+            find_same(self.config.prediction.nli, model.device)  # refused now, and not after training
 
     def prepare(self, report: Reporter) -> None:
         """Do nothing: outputs of the frozen layers are not cached."""
