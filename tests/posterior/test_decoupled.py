@@ -260,7 +260,7 @@ def test_the_sampled_kl_is_unbiased(depth):
     v = noise @ p.T
     outside = noise - v @ p
     # log q(V): the noise before the flow is what the generator gave first
-    base = torch.randn((1, n, 2, 2), generator=torch.Generator().manual_seed(3), dtype=torch.float64)[0]
+    base = posterior.noise(torch.Generator().manual_seed(3)).normal((1, n, 2, 2))[0]
     flow = flow_of(posterior, (2, 2))
     s = posterior.config.width
 

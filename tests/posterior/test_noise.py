@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bayeslora.posterior import InducingPosterior, LayerShape
-from bayeslora.posterior.noise import standard_normal
+from bayeslora.posterior.noise import Noise
 
 CPU = torch.device("cpu")
 LAYERS = [LayerShape("a", 12, 10, 3), LayerShape("b", 12, 10, 3), LayerShape("c", 6, 10, 2)]
@@ -12,7 +12,7 @@ ARRANGED = pytest.mark.parametrize("variates", ["antithetic", "latin"])
 
 
 def noise(n, variates, seed=0, layers=40, rest=(50,)):
-    return standard_normal((layers, n, *rest), torch.Generator().manual_seed(seed), CPU, torch.float64, variates)
+    return Noise(torch.Generator().manual_seed(seed), CPU, torch.float64, variates).normal((layers, n, *rest))
 
 
 @ARRANGED
@@ -24,6 +24,42 @@ def test_every_draw_is_standard_normal(variates, n):
         normal = torch.special.ndtr(draw)
         steps = torch.arange(1, len(draw) + 1) / len(draw)
         assert (normal - steps).abs().max() < 1.95 / len(draw) ** 0.5  # Kolmogorov's distance at one in a thousand
+
+
+@pytest.mark.parametrize("variates", ["independent", "antithetic"])
+def test_a_draw_does_not_depend_on_the_number_of_draws_or_layers(variates):
+    many = noise(9, variates)
+    for n in (2, 3, 6):
+        assert torch.equal(noise(n, variates, layers=7), many[:7, :n])
+
+
+def test_requests_differ_and_are_repeated_after_a_rewind():
+    source = Noise(torch.Generator().manual_seed(3), CPU)
+    first, second, uniform = source.normal((2, 3, 5)), source.normal((2, 3, 5)), source.uniform((2, 3, 1, 5))
+    assert not torch.equal(first, second) and uniform.shape == (2, 3, 1, 5)
+    source.rewind()
+    assert torch.equal(source.normal((2, 3, 5)), first)
+    source.restart(torch.Generator().manual_seed(3))
+    assert torch.equal(source.normal((2, 3, 5)), first)
+    source.restart(torch.Generator().manual_seed(4))
+    assert not torch.equal(source.normal((2, 3, 5)), first)
+
+
+def test_orders_are_permutations_that_change():
+    source = Noise(torch.Generator().manual_seed(0), CPU)
+    orders = [tuple(source.order(5)) for _ in range(600)]
+    assert all(sorted(order) == [0, 1, 2, 3, 4] for order in orders)
+    firsts = [sum(order[0] == k for order in orders) for k in range(5)]
+    assert all(abs(count - 120) < 4 * (600 * 0.2 * 0.8) ** 0.5 for count in firsts)
+
+
+def test_noise_takes_a_seed_only_when_it_is_asked_for():
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    source = Noise(None, CPU)
+    assert torch.equal(torch.get_rng_state(), before)
+    source.normal((1, 1, 1))
+    assert not torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("n", [2, 5, 8])

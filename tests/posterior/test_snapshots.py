@@ -135,9 +135,8 @@ def test_a_mixture_is_the_snapshots_side_by_side(name):
     wanted = sum(member.mean().product("q") for member in members) / 2
     torch.testing.assert_close(posterior.mean().product("q"), wanted)
     drawing = posterior.draw(4, torch.Generator().manual_seed(1))
-    generator = torch.Generator().manual_seed(1)
-    order = torch.randperm(2, generator=generator).tolist()
-    theirs = take_turns([members[k].draw(2, generator) for k in order])
+    source = posterior.noise(torch.Generator().manual_seed(1), "antithetic")
+    theirs = take_turns([members[k].draw_from(source, 2) for k in source.order(2)])
     for layer in drawing:
         torch.testing.assert_close(tuple(drawing[layer]), tuple(theirs[layer]), rtol=1e-5, atol=1e-6)
 

@@ -230,8 +230,8 @@ class Posterior(nn.Module, ABC):
 
         Args:
             n: number of draws, at least 1.
-            generator: source of all noise. It may live on another device than the parameters (a CPU
-                generator gives the same draws on every device).
+            generator: gives the seed of all noise. A CPU generator is best: it gives the same draws on every device, and one
+                of a GPU makes the host wait.
             variates: how Gaussian noise is arranged over the draws.
         """
         return self.draw_from(self.noise(generator, variates), n)
@@ -265,7 +265,7 @@ class Posterior(nn.Module, ABC):
         """Draw from the parameters in training, and from the snapshots in turn in evaluation, if there are any."""
         if self.training or not self.held:
             return self._with_points(self._draw(n, source))
-        order = balanced_choice(min(n, self.held), self.held, source.generator, torch.device("cpu")).tolist()
+        order = balanced_choice(min(n, self.held), self.held, source)
 
         def draws(place: int, member: int) -> Factors:
             return self._of_member(member, lambda: self._draw(len(range(place, n, self.held)), source))

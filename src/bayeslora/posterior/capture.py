@@ -1,7 +1,8 @@
 """CUDA graphs of draws in training.
 
 A draw with its KL and their backward pass takes hundreds of small operators, whatever the number of layers. Launched one by
-one, they keep the GPU waiting for the host. Captured as graphs they are two launches, and a step only adds fresh noise.
+one, they keep the GPU waiting for the host. Captured as graphs they are two launches. A step only sets a fresh seed, from which
+the graph makes its noise.
 
 A graph writes its draws to the same memory every time. So it is replayed only when the last draw is no longer needed: its
 gradient was taken, or nothing references it. Otherwise, and wherever else a graph does not fit, draws run operator by
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from bayeslora.posterior.base import Factors, Posterior
 from bayeslora.posterior.kl import KL
-from bayeslora.posterior.noise import KeptNoise, Variates
+from bayeslora.posterior.noise import Variates
 
 EAGER = 3
 """Draws before a graph is captured: it does not pay off for a few steps."""
@@ -96,7 +97,7 @@ class Graph:
         self._used_up = True
         self._last: weakref.ref[_Token] | None = None
         device = self.parameters[0].device
-        self.noise = KeptNoise(device, posterior.noise().dtype, variates)
+        self.noise = posterior.noise(None, variates)
         with torch.cuda.device(device), _aliases(posterior):
             self._leaves = [p for p in posterior.parameters() if p.requires_grad]
             self._capture(posterior, n, torch.cuda.Stream(device))
@@ -141,7 +142,7 @@ class Graph:
 
     def draw(self, generator: torch.Generator | None) -> Factors:
         """The next draw."""
-        self.noise.refill(generator)
+        self.noise.restart(generator)
         outputs = _Replay.apply(self, *self.parameters)
         half, both = len(self._factors.A), 2 * len(self._factors.A)
         kl = KL(dict(zip(self._terms, outputs[both:], strict=True)))

@@ -69,7 +69,7 @@ class EnsemblePosterior(Posterior):
         return self.members
 
     def _draw(self, n: int, source: Noise) -> Factors:
-        chosen = balanced_choice(n, self.members, source.generator, self._reference.device)
+        chosen = torch.tensor(balanced_choice(n, self.members, source), device=self._reference.device)
         A, B = (tuple(t.index_select(1, chosen) for t in self._stack(f)) for f in ("A", "B"))
         return Factors(self.groups, A, B)
 

@@ -6,11 +6,15 @@ lost, and nothing here relies on it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
+
+from bayeslora.posterior.philox import Philox, uniforms
 
 Variates = Literal["independent", "antithetic", "latin"]
 """Arrangement of the noise over several draws. ``antithetic``: pairs of opposite noise, so that odd terms cancel.
@@ -18,38 +22,21 @@ Variates = Literal["independent", "antithetic", "latin"]
 seconds to scramble for so many coordinates.)"""
 
 
-def standard_normal(
-    shape: Sequence[int],
-    generator: torch.Generator | None,
-    device: torch.device,
-    dtype: torch.dtype = torch.float32,
-    variates: Variates = "independent",
-) -> Tensor:
-    """Noise ``[L, n, ...]`` for ``n`` draws."""
-    if variates not in get_args(Variates):
-        raise ValueError(f"variates is {variates!r}; choose one of {', '.join(get_args(Variates))}")
-    layers, n, *rest = shape
-    if n == 1 or variates == "independent":
-        return torch.randn((layers, n, *rest), generator=generator, device=device, dtype=dtype)
-    if variates == "antithetic":
-        half = torch.randn((layers, -(-n // 2), *rest), generator=generator, device=device, dtype=dtype)
-        return torch.stack([half, -half], dim=2).flatten(1, 2)[:, :n]
-    return torch.special.ndtri(_latin_hypercube((layers, n, *rest), generator, device)).to(dtype)
-
-
-def _latin_hypercube(shape: Sequence[int], generator: torch.Generator | None, device: torch.device) -> Tensor:
-    """Points of the open unit cube: of ``n`` along dimension 1, one in each of ``n`` equal parts, in random order."""
-    order, place = (torch.rand(tuple(shape), generator=generator, device=device, dtype=torch.float64) for _ in range(2))
-    edge = torch.finfo(torch.float64).eps
-    return ((order.argsort(dim=1) + place) / shape[1]).clamp(edge, 1.0 - edge)
+def seed_of(generator: torch.Generator | None) -> int:
+    """The next 63 random bits of a generator, or of torch's own for CPUs; a generator of a GPU makes the host wait."""
+    device = "cpu" if generator is None else generator.device
+    return int(torch.randint(2**63 - 1, (), generator=generator, device=device).cpu().numpy())
 
 
 class Noise:
     """Source of noise, passed through a posterior while it draws.
 
+    Noise is keyed by the seed, the number of the request and the draw. It is the same on every device and, but for ``latin``, a
+    draw does not depend on the number of draws.
+
     Args:
-        generator: makes the noise reproducible; may be on another device than the noise.
-        device: where the noise is used.
+        generator: what the seed is taken from, at the first request; by default torch's own for CPUs.
+        device: where the noise is made and used.
         dtype: of Gaussian noise.
         variates: how Gaussian noise is arranged over the draws.
     """
@@ -61,12 +48,43 @@ class Noise:
         dtype: torch.dtype = torch.float32,
         variates: Variates = "independent",
     ) -> None:
-        self.generator, self.device, self.dtype, self.variates = generator, device, dtype, variates
-        self._made_on = device if generator is None else generator.device
+        if variates not in get_args(Variates):
+            raise ValueError(f"variates is {variates!r}; choose one of {', '.join(get_args(Variates))}")
+        self.device, self.dtype, self.variates = device, dtype, variates
+        self._generator = generator
+
+    @cached_property
+    def _seed(self) -> int:
+        return seed_of(self._generator)
+
+    @cached_property
+    def _numbers(self) -> Philox:
+        return Philox(self._seed, self.device)
+
+    @cached_property
+    def _orders(self) -> Philox:
+        return Philox(self._seed, torch.device("cpu"), stream=1)
+
+    def restart(self, generator: torch.Generator | None) -> None:
+        """Begin again with another seed. A captured graph uses it in its next replay."""
+        self._numbers.restart(seed_of(generator))
+
+    def rewind(self) -> Noise:
+        """Begin again with the same seed."""
+        self._numbers.rewind()
+        return self
 
     def normal(self, shape: Sequence[int]) -> Tensor:
         """Standard normal noise ``[L, n, ...]``."""
-        return standard_normal(shape, self.generator, self._made_on, self.dtype, self.variates).to(self.device)
+        layers, n, *rest = shape
+        if n == 1 or self.variates == "independent":
+            drawn = self._numbers.next(layers, n, math.prod(rest))
+        elif self.variates == "antithetic":
+            half = self._numbers.next(layers, -(-n // 2), math.prod(rest))
+            drawn = torch.stack([half, -half], dim=2).flatten(1, 2)[:, :n]
+        else:
+            drawn = torch.special.ndtri(self._latin_hypercube(layers, n, math.prod(rest)))
+        return drawn.to(self.dtype).reshape(tuple(shape))
 
     def gaussian(self, mean: Tensor, sd: Tensor, n: int) -> Tensor:
         """``n`` draws ``[L, n, ...]`` of independent Gaussians with moments ``[L, ...]``."""
@@ -74,32 +92,16 @@ class Noise:
         return torch.addcmul(mean.unsqueeze(1), sd.unsqueeze(1), noise)
 
     def uniform(self, shape: Sequence[int]) -> Tensor:
-        """Uniform noise in [0, 1), independent in every entry."""
-        return torch.rand(tuple(shape), generator=self.generator, device=self._made_on).to(self.device)
+        """Uniform noise in [0, 1), ``[L, n, ...]``, independent in every entry."""
+        layers, n, *rest = shape
+        return self._numbers.next(layers, n, math.prod(rest), uniforms).reshape(tuple(shape))
 
+    def order(self, count: int) -> list[int]:
+        """The numbers below ``count`` in random order."""
+        return [int(place) for place in self._orders.next(1, 1, count).flatten().numpy().argsort()]
 
-class KeptNoise(Noise):
-    """Gaussian noise in the same memory in every pass, in the order of requests."""
-
-    def __init__(self, device: torch.device, dtype: torch.dtype, variates: Variates) -> None:
-        super().__init__(None, device, dtype, variates)
-        self._buffers: list[Tensor] = []
-        self._position = 0
-
-    def rewind(self) -> KeptNoise:
-        """Start a pass."""
-        self._position = 0
-        return self
-
-    def normal(self, shape: Sequence[int]) -> Tensor:
-        """The next noise of the pass; :meth:`refill` sets its values."""
-        if self._position == len(self._buffers):
-            self._buffers.append(torch.randn(tuple(shape), device=self.device, dtype=self.dtype))
-        self._position += 1
-        return self._buffers[self._position - 1]
-
-    def refill(self, generator: torch.Generator | None) -> None:
-        """Set the values that a :class:`Noise` with this generator would give, in the same order."""
-        source = Noise(generator, self.device, self.dtype, self.variates)
-        for buffer in self._buffers:
-            buffer.copy_(source.normal(buffer.shape), non_blocking=True)
+    def _latin_hypercube(self, layers: int, n: int, size: int) -> Tensor:
+        """Points of the open unit cube: of ``n`` along dimension 1, one in each of ``n`` equal parts, in random order."""
+        order, place = (self._numbers.next(layers, n, size, uniforms) for _ in range(2))
+        edge = torch.finfo(torch.float64).eps
+        return ((order.argsort(dim=1) + place.double()) / n).clamp(edge, 1.0 - edge)

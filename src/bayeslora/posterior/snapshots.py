@@ -11,6 +11,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from bayeslora.posterior.base import Factors
+    from bayeslora.posterior.noise import Noise
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,10 @@ class Snapshots:
         return int(step * share + 1e-9) > int((step - 1) * share + 1e-9)
 
 
-def balanced_choice(n: int, members: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
+def balanced_choice(n: int, members: int, source: Noise) -> list[int]:
     """``n`` member indices in random order; their counts differ by at most one."""
-    source = generator.device if generator is not None else device
-    rounds = [torch.randperm(members, generator=generator, device=source) for _ in range(-(-n // members))]
-    return torch.cat(rounds)[:n].to(device)
+    rounds = [source.order(members) for _ in range(-(-n // members))]
+    return [member for order in rounds for member in order][:n]
 
 
 def side_by_side(A: Sequence[Tensor], B: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:

@@ -188,7 +188,7 @@ class Fit(Generic[Lesson]):
         figures = []
         for index, pairs in enumerate(parts):
             part = [example for example, _ in pairs]
-            noise = torch.Generator(self._device).manual_seed(_mix(self.seed, step, index))
+            noise = torch.Generator().manual_seed(_mix(self.seed, step, index))
             # dropout must neither repeat the noise of the draws nor be the same in all processes
             torch.manual_seed(_mix(self.seed, step, index, 1 + self.processes.rank))
             try:
