@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bayeslora.atomic_files import write_json
+from bayeslora.errors import InputError
 from bayeslora.progress import Silent
 from bayeslora.studies import worker
 from bayeslora.studies.compare import compare
@@ -67,6 +68,26 @@ def test_lora_is_trained_even_if_only_others_that_stand_on_it_are_shown():
     jobs = search_jobs(shown, Path("out"), dict.fromkeys(searched_pairs(shown), trials_of(shown)))
     found = [(job.config.method, job.config.training.learning_rate) for job in jobs]
     assert found == [("lora", 3.5e-4), ("lora", 1.4e-3)]
+
+
+def test_a_trial_that_is_known_is_taken_without_a_search(tmp_path, monkeypatch):
+    changes = {"rate_factors": (0.5, 2.0), "trials": {"lora": "0.25:3"}}
+    _, record, runs, lines = searched(tmp_path, monkeypatch, {}, **changes)
+    assert not runs and not lines and not record["rate_search"]
+    assert record["chosen_rate_factors"] == {"task/lora": 0.25} and record["chosen_epochs"] == {"task/lora": 3}
+    config = read_json(tmp_path / "runs" / "task" / "lora" / "rate-0.25-epochs-3" / "seed-0" / "config.json")
+    assert config["training"]["learning_rate"] == 0.25 * 7e-4 and config["training"]["epochs"] == 3
+
+
+@pytest.mark.parametrize("trial", ["fast", "1:two", "0:1", "1:0", "-1"])
+def test_a_trial_that_is_no_trial_is_refused(trial):
+    with pytest.raises(InputError, match="trial"):
+        study(methods=("lora",), trials={"lora": trial})
+
+
+def test_a_trial_of_a_method_that_is_not_compared_is_refused():
+    with pytest.raises(InputError, match="trials has 'blob', which is none of the methods: temperature"):
+        study(methods=("temperature",), trials={"lora": "1", "blob": "1:2"})
 
 
 def test_every_factor_is_tried_with_every_number_of_epochs_and_seed_without_the_test_split():

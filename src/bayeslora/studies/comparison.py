@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 from bayeslora.errors import InputError
 from bayeslora.number_checks import check_count, check_number
-from bayeslora.runs.config import RunConfig, resolve
+from bayeslora.runs.config import Pairs, RunConfig, resolve
 from bayeslora.studies.study import Study, require_distinct, require_distinct_tasks
 
 
@@ -35,6 +37,19 @@ OWN = Trial()
 """The method's own settings."""
 
 
+def read_trial(text: str) -> Trial:
+    """The trial written as ``FACTOR`` or ``FACTOR:EPOCHS``."""
+    factor, _, epochs = text.partition(":")
+    try:
+        trial = Trial(float(factor), int(epochs) if epochs else None)
+    except ValueError:
+        raise InputError(f"trial {text!r} is not FACTOR or FACTOR:EPOCHS, such as 0.5:2") from None
+    check_number("trials", trial.factor, above=0)
+    if trial.epochs is not None:
+        check_count("trials", trial.epochs)
+    return trial
+
+
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Study):
     """Methods compared on tasks, everything else being equal."""
@@ -57,6 +72,9 @@ class Comparison(Study):
     """Seeds of the search; their mean decides. Its runs never read the test split."""
     rates_beyond: int = 0
     """If the best factor is the smallest or the largest, extend the search beyond it by at most this many steps."""
+    trials: Annotated[Mapping[str, str], Pairs] = field(default_factory=dict)
+    """Methods that were searched before, with a factor of the learning rate and a number of epochs, such as lora=1:1
+    swag=0.5:2. They are not searched again."""
 
     def __post_init__(self) -> None:
         for name in ("methods", "tasks", "seeds", "rate_factors", "search_seeds", "search_epochs"):
@@ -73,10 +91,17 @@ class Comparison(Study):
                 f"rates_beyond is {self.rates_beyond} with {len(self.rate_factors)} rate_factors; give at least 0, and at least "
                 "two factors to go beyond"
             )
+        self._check_trials()
         require_distinct_tasks(self.tasks)
         require_distinct_tasks(self.shift)
         if self.adapter.settings and (len(self.methods) > 1 or self.methods == ("all",)):
             raise InputError("settings belong to one posterior, but there are several methods; leave them out")
+
+    def _check_trials(self) -> None:
+        for method, trial in self.trials.items():
+            if method not in (*self.methods, "lora") and self.methods != ("all",):
+                raise InputError(f"trials has {method!r}, which is none of the methods: {', '.join(self.methods)}")
+            read_trial(str(trial))
 
     @property
     def method_names(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 from bayeslora.methods import find_method
 from bayeslora.runs.config import RunConfig
 from bayeslora.runs.directory import RunDirectory
-from bayeslora.studies.comparison import Comparison, Trial
+from bayeslora.studies.comparison import Comparison, Trial, read_trial
 from bayeslora.studies.plan import Chosen, Job, Pair, path_below
 from bayeslora.studies.runner import Runner
 from bayeslora.studies.study import task_name
@@ -39,18 +39,18 @@ class Search:
     chosen: Chosen = field(default_factory=dict)
 
     def run(self) -> Chosen:
-        """Run the trials and choose the best. A single trial is chosen without a run."""
-        pairs, trials = searched_pairs(self.study), trials_of(self.study)
-        if len(trials) == 1:
-            self.chosen = dict.fromkeys(pairs, trials[0])
-            return self.chosen
+        """Run the trials and choose the best. A single trial, or one that is known, is chosen without a run."""
+        trials, known = trials_of(self.study), {name: read_trial(str(it)) for name, it in self.study.trials.items()}
+        pairs = searched_pairs(self.study)
+        settled = {pair: known.get(pair[1], trials[0]) for pair in pairs if pair[1] in known or len(trials) == 1}
+        pairs = [pair for pair in pairs if pair not in settled]
         self._try(dict.fromkeys(pairs, trials), "search runs")
         for _ in range(self.study.rates_beyond):
             beyond = {pair: next_trial(nlls) for pair, nlls in self.nlls.items()}
             self._try({pair: (trial,) for pair, trial in beyond.items() if trial is not None}, "runs beyond those")
         for pair, nlls in self.nlls.items():
             self.runner.report.say(_told(pair, nlls))
-        self.chosen = {pair: best_trial(nlls) for pair, nlls in self.nlls.items()}
+        self.chosen = settled | {pair: best_trial(nlls) for pair, nlls in self.nlls.items()}
         return self.chosen
 
     @property
