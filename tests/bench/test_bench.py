@@ -147,8 +147,8 @@ def test_everything_can_be_measured(what: str, tmp_path: Path) -> None:
     rows = found.record["rows"]
     assert rows and all(row["figures"] and all(value > 0 for value in row["figures"].values()) for row in rows)
     plain = {LORA, "no adapter"}
-    beside = {"draw": set(), "questions": {"lm-eval", "lora"}, "predict": plain, "decode": plain}.get(what, {LORA})
-    assert {row["who"].partition(",")[0] for row in rows} == beside | {"bayesian-lora"}
+    beside = {"draw": set(), "questions": {"lm-eval", "lora"}} | dict.fromkeys(("predict", "redraw", "decode"), plain)
+    assert {row["who"].partition(",")[0] for row in rows} == beside.get(what, {LORA}) | {"bayesian-lora"}
     for row in rows:
         assert what == "draw" or row["ratio"][1] <= row["ratio"][0] <= row["ratio"][2]
         assert row["who"] in found.text

@@ -49,6 +49,8 @@ def test_orders_are_permutations_that_change():
     source = Noise(torch.Generator().manual_seed(0), CPU)
     orders = [tuple(source.order(5)) for _ in range(600)]
     assert all(sorted(order) == [0, 1, 2, 3, 4] for order in orders)
+    drawn = Noise(torch.Generator().manual_seed(0), CPU).normal((1, 1, 5)).flatten()
+    assert orders[0] != tuple(drawn.argsort().tolist())  # nothing in common with the noise
     firsts = [sum(order[0] == k for order in orders) for k in range(5)]
     assert all(abs(count - 120) < 4 * (600 * 0.2 * 0.8) ** 0.5 for count in firsts)
 

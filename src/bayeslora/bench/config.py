@@ -19,7 +19,7 @@ class BenchConfig:
     """What to measure, and on which model shapes."""
 
     model: str = "tiny"
-    """Shape with random weights: tiny, smollm2, llama2-7b, qwen2.5-14b or qwen3-30b-a3b."""
+    """Shape with random weights: tiny, smollm2, qwen2.5-1.5b, llama2-7b, qwen2.5-14b or qwen3-30b-a3b."""
     depth: int | None = None
     """Number of layers; the shape's own by default."""
     batches: tuple[str, ...] = ("8x128",)

@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -67,6 +70,28 @@ def measure_predict(subjects: Subjects, report: Reporter) -> Iterator[Row]:
     yield from _by_draws(subjects, report, "predict", Predict)
 
 
+def measure_redraw(subjects: Subjects, report: Reporter) -> Iterator[Row]:
+    """Time the same prediction with draws that are made anew every time."""
+    yield from _by_draws(subjects, report, "redraw", Redraw)
+
+
+def measure_cold(subjects: Subjects, report: Reporter) -> Iterator[Row]:
+    """Time the first prediction: load an adapter from its files, draw, predict."""
+    config = subjects.config
+    with TemporaryDirectory() as folder:
+        places = {name: Path(folder) / str(place) for place, name in enumerate((LORA, *config.methods))}
+        for name, place in places.items():
+            subjects.make(name).save_pretrained(place)
+        for batch in config.batches:
+            ids = subjects.tokens(*parse_batch(batch))
+            actions: dict[str, Callable[[], object]] = {LORA: Cold(subjects, places[LORA], ids, 0)}
+            for name in config.methods:
+                for samples in config.samples:
+                    actions[f"{name}, N={samples}"] = Cold(subjects, places[name], ids, samples)
+            report.say(f"cold {batch}")
+            yield from _timed(subjects, f"cold {batch}", actions)
+
+
 def measure_decode(subjects: Subjects, report: Reporter) -> Iterator[Row]:
     """Time greedy decoding with key-value caches."""
     yield from _by_draws(subjects, report, "decode", partial(Decode, new_tokens=subjects.config.new_tokens))
@@ -104,11 +129,42 @@ class Predict:
     samples: int
     layers: str
 
+    seed: int = 0
+
     @torch.no_grad()
     def __call__(self) -> Any:
         """Compute it."""
-        with averaged(self.model, self.samples, self.layers):
+        with averaged(self.model, self.samples, self.layers, self.seed):
             return self.model(input_ids=self.ids, use_cache=False, logits_to_keep=1).logits
+
+
+@dataclass(frozen=True)
+class Redraw:
+    """The same with other draws every time."""
+
+    model: Any
+    ids: Tensor
+    samples: int
+    layers: str
+    seeds: Iterator[int] = field(default_factory=count)
+
+    def __call__(self) -> Any:
+        """Compute it."""
+        return Predict(self.model, self.ids, self.samples, self.layers, next(self.seeds))()
+
+
+@dataclass(frozen=True)
+class Cold:
+    """Load an adapter and predict once."""
+
+    subjects: Subjects
+    place: Path
+    ids: Tensor
+    samples: int
+
+    def __call__(self) -> Any:
+        """Do it."""
+        return Predict(self.subjects.load(self.place).eval(), self.ids, self.samples, "all")()
 
 
 @dataclass(frozen=True)
@@ -130,9 +186,9 @@ class Decode:
             return self.model.generate(**given)
 
 
-def averaged(model: Any, samples: int, layers: str) -> AbstractContextManager[object]:
+def averaged(model: Any, samples: int, layers: str, seed: int = 0) -> AbstractContextManager[object]:
     """Context in which a model averages ``samples`` draws; with 0 draws the model is unchanged."""
-    return posterior_predictive(model, samples, layers=layers) if samples else nullcontext()
+    return posterior_predictive(model, samples, seed, layers=layers) if samples else nullcontext()
 
 
 def measure_draw(subjects: Subjects, report: Reporter) -> Iterator[Row]:
@@ -235,6 +291,8 @@ def _timed(
 MEASURES: dict[str, Measure] = {
     "train": measure_train,
     "predict": measure_predict,
+    "redraw": measure_redraw,
+    "cold": measure_cold,
     "questions": measure_questions,
     "decode": measure_decode,
     "draw": measure_draw,

@@ -53,6 +53,20 @@ def _llama2_7b() -> Any:
     )
 
 
+def _qwen25_15b() -> Any:
+    from transformers import Qwen2Config
+
+    return Qwen2Config(
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        vocab_size=151936,
+        tie_word_embeddings=True,
+    )
+
+
 def _qwen25_14b() -> Any:
     from transformers import Qwen2Config
 
@@ -88,6 +102,7 @@ def _qwen3_30b_a3b() -> Any:
 SHAPES: dict[str, Callable[[], Any]] = {
     "tiny": _tiny,
     "smollm2": _smollm2,
+    "qwen2.5-1.5b": _qwen25_15b,
     "llama2-7b": _llama2_7b,
     "qwen2.5-14b": _qwen25_14b,
     "qwen3-30b-a3b": _qwen3_30b_a3b,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 
 from bayeslora.adapter import BayesLoraConfig, find_holder
@@ -61,6 +62,10 @@ class Subjects:
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         return model
+
+    def load(self, place: Path) -> Any:
+        """Build a model with the adapter in a directory."""
+        return PeftModel.from_pretrained(twin(self._base), str(place))
 
     def _inducing(self, posterior: str) -> dict[str, int]:
         """The number of inducing points, if it is given and the posterior has any."""

@@ -19,7 +19,10 @@ from bayeslora.progress import reporter
 class Bench(OutputOptions):
     """Time and memory, side by side with stock PEFT LoRA in one process, on shapes with random weights."""
 
-    what: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="{train,predict,questions,decode,draw,memory}")]
+    what: Annotated[
+        Positional[tuple[str, ...]],
+        tyro.conf.arg(metavar="{train,predict,redraw,cold,questions,decode,draw,memory}"),
+    ]
     """What to measure; several are measured one after another."""
     bench: Unnamed[BenchConfig]
     device: str = "auto"
