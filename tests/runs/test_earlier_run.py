@@ -35,7 +35,10 @@ def run(tmp_path):
 
 
 def test_the_run_predicts_as_it_did(run):
-    """Sums of a few hundred float32 products differ by rounding from machine to machine."""
+    """Sums of a few hundred float32 products differ by rounding from machine to machine.
+
+    Its predictions were made again when seeds began to give other draws; the tensors are the earlier ones.
+    """
     trained = load_run(run.path)
     again = trained.predict_task(find_task(trained.config.task), "test")
     ids, probabilities, _ = read_predictions(run.predictions)

@@ -29,8 +29,8 @@ def config(task: str, method: str = "bayesian-lora", **changes: Any) -> Any:
         "task": task,
         "data": DataConfig(max_tokens=64),
         "adapter": AdapterConfig(rank=4, targets=("q_proj", "k_proj", "v_proj", "o_proj", "lm_head")),
-        "training": TrainingConfig(epochs=12, batch_size=4, learning_rate=0.02, eval_every=6),
-        "prediction": PredictionConfig(samples=3, max_new_tokens=6, batch_tokens=400),
+        "training": TrainingConfig(epochs=12, batch_size=4, learning_rate=0.005, eval_every=6),
+        "prediction": PredictionConfig(samples=3, max_new_tokens=1, batch_tokens=400),
     }
     return run_config(method, **(settings | changes))
 
@@ -106,7 +106,7 @@ def test_calibrating_chooses_a_threshold(run: Path, tmp_path: Path, capsys: pyte
     found = Calibration.load(copied / "adapter" / "calibration.json")
     assert found.threshold is not None and not found.automatic
     trained = load_run(copied)
-    answers = trained.answer([row["question"] for row in map(question, range(24, 38))], max_new_tokens=6)
+    answers = trained.answer([row["question"] for row in map(question, range(24, 38))], max_new_tokens=1)
     assert 0.4 <= np.mean([not answer.abstains for answer in answers]) <= 0.7
     assert bayeslora("calibrate", copied, "--tolerance", 0.1, "--force", "--quiet") == 2
     assert "tolerance is for questions with options" in capsys.readouterr().err
@@ -114,7 +114,7 @@ def test_calibrating_chooses_a_threshold(run: Path, tmp_path: Path, capsys: pyte
 
 def test_questions_are_asked_as_in_training(run: Path) -> None:
     trained = load_run(run)
-    answer = trained.answer("Is 38 even?", max_new_tokens=6)
+    answer = trained.answer("Is 38 even?", max_new_tokens=1)
     assert isinstance(answer, WrittenAnswer)
     [told] = [record for record in records(run / "answers.jsonl") if record["id"] == "q38"]
     assert answer.text == told["answer"]
@@ -122,7 +122,7 @@ def test_questions_are_asked_as_in_training(run: Path) -> None:
     assert calibration.confidence is not None
     expected = calibration.confidence.apply(feature_rows([told]))[0]
     assert answer.confidence == pytest.approx(float(expected), abs=1e-3)
-    plain = trained.answer(["Is 38 even?"], max_new_tokens=6)
+    plain = trained.answer(["Is 38 even?"], max_new_tokens=1)
     assert [it.text for it in plain] == [answer.text]
 
 
