@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,35 @@ def write_any(path: Path, rows: list[dict[str, Any]]) -> Path:
         parquet.write_table(pa.Table.from_pylist(rows), path)
         return path
     return write_lines(path, rows)
+
+
+# Size -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("divided", [True, False])
+@pytest.mark.parametrize("fields", [("text",), ("prompt", "completion"), ("question", "answer")])
+def test_training_data_need_not_fit_into_memory(divided: bool, fields: tuple[str, ...], tmp_path: Path) -> None:
+    """Four hundred kilobytes of text are read, divided and encoded, and a quarter of that is kept, whatever the shape."""
+    rows = [{name: f"{name} {number} " + "word " * (800 // len(fields)) for name in fields} for number in range(100)]
+    place = tmp_path / "mine.jsonl"
+    if divided:
+        place = tmp_path / "mine"
+        place.mkdir()
+        for split in ("train", "validation"):
+            write_lines(place / f"{split}.jsonl", rows[:90] if split == "train" else rows[90:])
+    else:
+        write_lines(place, rows)
+    made = make_tokenizer()
+    made("words, so that what the tokenizer keeps is there before")
+    tracemalloc.start()
+    task = find_task(place)
+    count = len(task.load("train"))
+    lessons = task.encode_lessons("train", made, 100_000)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert count == 90 if divided else 50 < count < 100
+    assert sum(map(len, lessons.texts)) > 200 * count
+    assert kept < 100_000
 
 
 # Files ----------------------------------------------------------------------------------------------------------------
@@ -235,7 +265,7 @@ def test_matches_and_overlap() -> None:
 def test_free_answers_are_read_with_all_that_is_accepted(tmp_path: Path) -> None:
     rows = [{"question": f"{k}?", "answer": [str(k), f"+{k}"], "passage": "Here."} for k in range(10)]
     task = find_task(write_lines(tmp_path / "mine.jsonl", rows))
-    first = task.load("train")[0]
+    first = next(iter(task.load("train")))
     assert len(first.answers) == 2 and first.text == f"Here.\n\n{first.question}"
     made = make_tokenizer()
     text = task.encode("test", made, 100)[0]

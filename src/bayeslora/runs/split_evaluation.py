@@ -140,7 +140,7 @@ class TokenEvaluator:
             max_new_tokens=config.max_new_tokens,
             batch_tokens=config.batch_tokens,
         )
-        problems = chosen(task.load(split), config.solutions, "solutions")
+        problems = chosen(tuple(task.load(split)), config.solutions, "solutions")
         path = None if directory is None else directory.solutions
         records = solver.records(problems, path, self._settings(task, split), self.report.stage("solving"))
         figures = solving_metrics(records) if records else {}
@@ -176,7 +176,9 @@ class TokenEvaluator:
         )
         draws = max(1, sampling.count(find_any_holder(self.model)))
         answering = make_answering(writer, self.config.prediction.batch_tokens, draws)
-        questions: list[FreeQuestion] = chosen(task.load(split), self.config.prediction.solutions, "solutions")
+        questions: Sequence[FreeQuestion] = chosen(
+            tuple(task.load(split)), self.config.prediction.solutions, "solutions"
+        )
         return answering.records(questions, path, self._settings(task, split), self.report.stage("answering"))
 
     def _settings(self, task: TokenTask[Any], split: str) -> dict[str, Any]:
@@ -234,10 +236,10 @@ def require_evaluable(config: RunConfig, task: TokenTask[Any], samples: int) -> 
         )
 
 
-def chosen(items: Sequence[T], limit: int | None, word: str) -> list[T]:
+def chosen(items: Sequence[T], limit: int | None, word: str) -> Sequence[T]:
     """Choose ``limit`` items at random, or all. The choice is the same for all seeds, so ensemble members share their data."""
     if limit is None:
-        return list(items)
-    shuffled = list(items)
-    random.Random(word).shuffle(shuffled)
-    return shuffled[:limit]
+        return items
+    order = list(range(len(items)))
+    random.Random(word).shuffle(order)
+    return [items[place] for place in order[:limit]]

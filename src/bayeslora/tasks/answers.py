@@ -8,13 +8,14 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bayeslora.errors import InputError
 from bayeslora.tasks.conversations import Completion, Conversation, encode_example, truncate
 from bayeslora.tasks.rows import Candidate, Malformed, checked_text, row_id, text_field
+from bayeslora.tasks.token_store import TokenStore
 from bayeslora.tasks.tokens import EncodedText, Lessons, TokenTask
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class FreeQuestion:
 
 
 @dataclass(frozen=True)
-class AnswerTask(TokenTask[tuple[FreeQuestion, ...]]):
+class AnswerTask(TokenTask[Collection[FreeQuestion]]):
     """A named set of questions with free answers."""
 
     kind: ClassVar[str] = "answers"
@@ -57,13 +58,17 @@ class AnswerTask(TokenTask[tuple[FreeQuestion, ...]]):
 
     def encode_lessons(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Lessons:
         """The same, without those longer than ``max_tokens``."""
-        texts, left_out = [], Counter[str]()
-        for text in self.encode(split, tokenizer, max_tokens):
-            if len(truncate(text, max_tokens)) < len(text):
-                left_out[f"longer than {max_tokens} tokens"] += 1
-            else:
-                texts.append(text)
-        return Lessons(texts, left_out)
+        left_out = Counter[str]()
+
+        def lessons() -> Iterator[EncodedText]:
+            for question in self.load(split):
+                text = encode_answer(question, tokenizer)
+                if len(truncate(text, max_tokens)) < len(text):
+                    left_out[f"longer than {max_tokens} tokens"] += 1
+                else:
+                    yield text
+
+        return Lessons(TokenStore(lessons()), left_out)
 
 
 def read_free_answer(values: Mapping[str, Any]) -> Candidate[FreeQuestion]:

@@ -8,7 +8,7 @@ stop there. ``prompt`` and ``completion`` may be messages too; as plain texts th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from bayeslora.errors import InputError, first_line
 from bayeslora.tasks.encode import beginning_ids, continuation_ids, plain_ids
 from bayeslora.tasks.rows import Candidate, Malformed, row_id, whole_characters
+from bayeslora.tasks.token_store import TokenStore
 from bayeslora.tasks.tokens import EncodedText, Lessons, TokenTask
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ Example = Conversation | Completion
 
 
 @dataclass(frozen=True)
-class ConversationTask(TokenTask[tuple[Example, ...]]):
+class ConversationTask(TokenTask[Collection[Example]]):
     """A named set of conversations or completions."""
 
     kind: ClassVar[str] = "conversations"
@@ -74,19 +75,24 @@ class ConversationTask(TokenTask[tuple[Example, ...]]):
     def encode_lessons(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Lessons:
         """Texts of at most ``max_tokens``: the end of longer ones is cut off, and those that say nothing to learn before it
         are left out."""
-        texts, left_out, truncated = [], Counter[str](), 0
-        for whole in self.encode(split, tokenizer, max_tokens):
-            text = truncate(whole, max_tokens)
-            if text.terms == 0:
-                left_out[f"no answer within {max_tokens} tokens"] += 1
-                continue
-            truncated += len(text) < len(whole)
-            texts.append(text)
+        left_out, truncated = Counter[str](), Counter[str]()
+
+        def lessons() -> Iterator[EncodedText]:
+            for example in self.load(split):
+                for whole in encode_example(example, tokenizer):
+                    text = truncate(whole, max_tokens)
+                    if text.terms == 0:
+                        left_out[f"no answer within {max_tokens} tokens"] += 1
+                        continue
+                    truncated["texts"] += len(text) < len(whole)
+                    yield text
+
+        texts = TokenStore(lessons())
         if not texts:
             raise InputError(
                 f"{self.name} {split}: no example has an answer within {max_tokens} tokens; use a larger --max-tokens"
             )
-        return Lessons(texts, left_out, truncated)
+        return Lessons(texts, left_out, truncated["texts"])
 
 
 def read_conversation(values: Mapping[str, Any]) -> Candidate[Example]:

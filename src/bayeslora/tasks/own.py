@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -32,7 +33,7 @@ from bayeslora.tasks.base import SPLITS, Split, SplitName, Task
 from bayeslora.tasks.conversations import ConversationTask, example_key, read_completion, read_conversation
 from bayeslora.tasks.file import FIELDS, SHARES, read_own
 from bayeslora.tasks.labelled import label_names, labelled_reader
-from bayeslora.tasks.rows import Reader, Row, clean_rows, content_key, divide
+from bayeslora.tasks.rows import Items, Reader, Row, content_key, parts_by_rank, rank, usable, warn_of_left_out
 from bayeslora.tasks.sources import find_file
 from bayeslora.tasks.tables import TABLES, check_table, read_table
 from bayeslora.tasks.text import DocumentTask, document_key, read_document
@@ -109,25 +110,41 @@ class OwnRows:
         self, split: SplitName, read: Reader[T], key: Callable[[T], str], noun: str
     ) -> tuple[tuple[T, ...], dict[str, int]]:
         """The items of a split, and how many rows were left out by reason."""
-        drop, where = split == "train", f"{self.name} {split}"
-        if self.whole is not None:
-            rows = list(self.whole())
-            items, _ = clean_rows(rows, read, key, self.name, drop=False)
-            parts = divide(list(zip(rows, items, strict=True)), list(SHARES.values()), lambda pair: key(pair[1]))
-            mine = dict(zip(SHARES, parts, strict=True))[split]
-            found = clean_rows((row for row, _ in mine), read, key, where, drop=drop)
-            if not found[0]:
-                raise InputError(
-                    f"{self.name}: {len(rows)} {noun} are too few to divide, {split} would be empty; "
-                    "give at least 5 different ones, or a directory with one file per split"
-                )
-            return found
-        if split not in self.parts:
+        items = self.items(split, read, key, noun)
+        return tuple(items), dict(items.left_out)
+
+    def items(self, split: SplitName, read: Reader[T], key: Callable[[T], str], noun: str) -> Items[T]:
+        """The items of a split, which are read anew in every pass."""
+        rows = self._divided(split, read, key) if self.whole is not None else self.parts.get(split)
+        if rows is None:
             raise InputError(self.missing.replace("{split}", split))
-        found = clean_rows(self.parts[split](), read, key, where, drop=drop)
-        if not found[0]:
+        drop, where = split == "train", f"{self.name} {split}"
+        found = Items(lambda counts: usable(rows(), read, key, counts, drop=drop))
+        warn_of_left_out(where, found.left_out)
+        if not found and self.whole is not None:
+            total = sum(1 for _ in self.whole())
+            raise InputError(
+                f"{self.name}: {total} {noun} are too few to divide, {split} would be empty; "
+                "give at least 5 different ones, or a directory with one file per split"
+            )
+        if not found:
             raise InputError(f"{where}: has no {noun} that can be used; give some")
         return found
+
+    def _divided(self, split: SplitName, read: Reader[T], key: Callable[[T], str]) -> Callable[[], Iterable[Row]]:
+        """Reads the rows of a part of the whole."""
+        assert self.whole is not None
+        keys = map(key, usable(self.whole(), read, key, Counter(), drop=False))
+        return _part(self.whole, keys, list(SHARES.values()), list(SHARES).index(split))
+
+
+def _part(
+    whole: Callable[[], Iterable[Row]], keys: Iterable[str], shares: Sequence[float], wanted: int
+) -> Callable[[], Iterator[Row]]:
+    """Reads the rows of one part, by the keys of all rows. Of each row a hash is kept in memory."""
+    ranks = list(map(rank, keys))
+    part = parts_by_rank(Counter(ranks), shares)
+    return lambda: (row for row, own in zip(whole(), ranks, strict=True) if part[own] == wanted)
 
 
 # Kinds of tasks -------------------------------------------------------------------------------------------------------
@@ -151,15 +168,16 @@ def _labelled(rows: OwnRows) -> Task:
 
 
 def _token_task(
-    make: Callable[..., TokenTask[tuple[T, ...]]], read: Reader[T], key: Callable[[T], str], noun: str
-) -> Callable[[OwnRows], TokenTask[tuple[T, ...]]]:
-    def task(rows: OwnRows) -> TokenTask[tuple[T, ...]]:
-        load = cache(lambda split: rows.load(split, read, key, noun))
+    make: Callable[..., TokenTask[Collection[T]]], read: Reader[T], key: Callable[[T], str], noun: str
+) -> Callable[[OwnRows], TokenTask[Collection[T]]]:
+    def task(rows: OwnRows) -> TokenTask[Collection[T]]:
+        items = cache(lambda split: rows.items(split, read, key, noun))
         return make(
             rows.name,
             f"own {noun} in {rows.name}",
-            lambda split: load(split)[0],
-            rows_left_out=lambda split: load(split)[1],
+            # training data may be larger than memory; what is evaluated is kept
+            lambda split: items(split) if split == "train" else tuple(items(split)),
+            rows_left_out=lambda split: items(split).left_out,
         )
 
     return task
@@ -258,13 +276,19 @@ def hub_rows(name: str, how: OwnFormat) -> OwnRows:
     parts: dict[SplitName, Callable[[], Iterable[Row]]] = {split: reader(theirs) for split, theirs in found.items()}
     if "validation" not in parts and "train" in parts:
         whole = parts["train"]
-        parts["train"] = lambda: _held_out(whole())[1]
-        parts["validation"] = lambda: _held_out(whole())[0]
+        parts["validation"], parts["train"] = _held_out(whole, 0), _held_out(whole, 1)
     return OwnRows(name, parts, missing=missing)
 
 
-def _held_out(rows: Iterable[Row]) -> list[tuple[Row, ...]]:
-    return divide(list(rows), (HELD_OUT, 1 - HELD_OUT), lambda row: repr(sorted(row.values.items(), key=str)))
+def _held_out(whole: Callable[[], Iterable[Row]], wanted: int) -> Callable[[], Iterator[Row]]:
+    """Reads the part that is held out for validation, or the other."""
+
+    @cache
+    def part() -> Callable[[], Iterator[Row]]:
+        keys = (repr(sorted(row.values.items(), key=str)) for row in whole())
+        return _part(whole, keys, (HELD_OUT, 1 - HELD_OUT), wanted)
+
+    return lambda: part()()
 
 
 def _hub_split(split: SplitName, tables: Mapping[str, Any], how: OwnFormat) -> str | None:

@@ -11,7 +11,7 @@ import hashlib
 import logging
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Generic, TypeVar
@@ -120,9 +120,23 @@ def clean_rows(
     With ``drop`` (training data) malformed, flawed and repeated rows are left out; without it a row that cannot be
     represented is an error. Rows of equal keys repeat each other. ``where`` names the data in the log.
     """
-    items: list[T] = []
     counts: Counter[str] = Counter()
-    seen: set[str] = set()
+    items = tuple(usable(rows, read, key, counts, drop=drop))
+    warn_of_left_out(where, counts)
+    return items, dict(counts)
+
+
+def warn_of_left_out(where: str, counts: Mapping[str, int]) -> None:
+    """Log how many rows were left out, by reason."""
+    for reason, count in counts.items():
+        logger.warning("%s: left out %d of its rows (%s)", where, count, reason)
+
+
+def usable(
+    rows: Iterable[Row], read: Reader[T], key: Callable[[T], str], counts: Counter[str], *, drop: bool
+) -> Iterator[T]:
+    """The items of :func:`clean_rows` one by one; ``counts`` counts what is left out. Of each item only a hash is remembered."""
+    seen: set[bytes] = set()
     for row in rows:
         try:
             candidate = read(row.values)
@@ -131,16 +145,35 @@ def clean_rows(
                 raise InputError(f"{row.origin}: {problem}; correct or remove it") from problem
             counts[problem.reason] += 1
             continue
-        content = key(candidate.item)
+        content = hashlib.sha256(key(candidate.item).encode()).digest()
         flaw = candidate.flaw or (DUPLICATE if content in seen else None)
         if drop and flaw:
             counts[flaw] += 1
             continue
         seen.add(content)
-        items.append(candidate.item)
-    for reason, count in counts.items():
-        logger.warning("%s: left out %d of its rows (%s)", where, count, reason)
-    return tuple(items), dict(counts)
+        yield candidate.item
+
+
+class Items(Collection[T]):
+    """Items that are read anew in every pass, so that they need not fit into memory.
+
+    Args:
+        passes: starts a pass, which adds what it leaves out to the counter.
+    """
+
+    def __init__(self, passes: Callable[[Counter[str]], Iterator[T]]) -> None:
+        self._passes = passes
+        self.left_out: Counter[str] = Counter()
+        self._count = sum(1 for _ in passes(self.left_out))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[T]:
+        return self._passes(Counter())
+
+    def __contains__(self, item: object) -> bool:
+        return any(it == item for it in self)
 
 
 def divide(items: Sequence[T], shares: Sequence[float], key: Callable[[T], str]) -> list[tuple[T, ...]]:
@@ -148,13 +181,22 @@ def divide(items: Sequence[T], shares: Sequence[float], key: Callable[[T], str])
 
     Items of equal keys stay together: they rank as one block, which belongs to the part that contains its middle.
     """
-    sizes = Counter(key(item) for item in items)
-    ranked = sorted(sizes, key=lambda name: digest(f"{SPLIT_SEED} {name}"))
-    ends = list(accumulate(sizes[name] for name in ranked))
+    ranks = [rank(key(item)) for item in items]
+    part = parts_by_rank(Counter(ranks), shares)
+    return [tuple(item for item, own in zip(items, ranks, strict=True) if part[own] == k) for k in range(len(shares))]
+
+
+def rank(key: str) -> bytes:
+    """Hash by which an item is ranked for a division."""
+    return hashlib.sha256(f"{SPLIT_SEED} {key}".encode()).digest()
+
+
+def parts_by_rank(sizes: Mapping[bytes, int], shares: Sequence[float]) -> dict[bytes, int]:
+    """The part of each rank, if so many items have it; see :func:`divide`."""
+    ranked, total = sorted(sizes), sum(sizes.values())
+    ends = accumulate(sizes[name] for name in ranked)
     edges = list(accumulate(shares))[:-1]
-    middles = {name: (end - sizes[name] / 2) / len(items) for name, end in zip(ranked, ends, strict=True)}
-    part = {name: bisect_right(edges, middle) for name, middle in middles.items()}
-    return [tuple(item for item in items if part[key(item)] == k) for k in range(len(shares))]
+    return {name: bisect_right(edges, (end - sizes[name] / 2) / total) for name, end in zip(ranked, ends, strict=True)}
 
 
 def content_key(item: Item) -> str:

@@ -7,9 +7,9 @@ block from the last one of the previous block, with which the block begins.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,6 +19,7 @@ from bayeslora.tasks.encode import beginning_ids
 from bayeslora.tasks.file import SHARES
 from bayeslora.tasks.rows import Candidate, Malformed, row_id, whole_characters
 from bayeslora.tasks.sources import HubPlace, Source, all_lines, check_data_dir, find_file, read_source
+from bayeslora.tasks.token_store import TokenStore
 from bayeslora.tasks.tokens import EncodedText, Lessons, TokenTask
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ SOURCES: Mapping[SplitName, Source] = {
     for split in ("train", "validation", "test")
 }
 
+AT_ONCE = 1000
+"""Documents that are tokenised together."""
+
 
 @dataclass(frozen=True)
 class TextTask(TokenTask[str]):
@@ -44,7 +48,7 @@ class TextTask(TokenTask[str]):
     def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[EncodedText]:
         """Blocks of ``max_tokens``; the last one may be shorter."""
         ids = list(tokenizer(self.load(split), add_special_tokens=False, verbose=False).input_ids)
-        return encode_blocks(f"{self.name} {split}", split, ids, tokenizer, max_tokens)
+        return list(encode_blocks(f"{self.name} {split}", split, ids, tokenizer, max_tokens))
 
     def encode_lessons(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Lessons:
         """Encode for training: the same blocks."""
@@ -60,22 +64,30 @@ class Document:
 
 
 @dataclass(frozen=True)
-class DocumentTask(TokenTask[tuple[Document, ...]]):
+class DocumentTask(TokenTask[Collection[Document]]):
     """Many texts, packed into blocks one after the other, with the end token between them."""
 
     kind: ClassVar[str] = "text"
 
     def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[EncodedText]:
         """Blocks of ``max_tokens``; the last one may be shorter."""
-        ending = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
-        texts = [document.text for document in self.load(split)]
-        rows = tokenizer(texts, add_special_tokens=False, verbose=False).input_ids
-        ids = [token for row in rows for token in (*row, *ending)]
-        return encode_blocks(f"{self.name} {split}", split, ids, tokenizer, max_tokens)
+        return list(self._blocks(split, tokenizer, max_tokens))
 
     def encode_lessons(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Lessons:
         """Encode for training: the same blocks."""
-        return Lessons(self.encode(split, tokenizer, max_tokens))
+        return Lessons(TokenStore(self._blocks(split, tokenizer, max_tokens)))
+
+    def _blocks(self, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Iterator[EncodedText]:
+        """The blocks one by one; only a few documents are in memory."""
+        ending = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+
+        def ids() -> Iterator[int]:
+            documents = iter(self.load(split))
+            while some := [document.text for document in islice(documents, AT_ONCE)]:
+                for row in tokenizer(some, add_special_tokens=False, verbose=False).input_ids:
+                    yield from (*row, *ending)
+
+        return encode_blocks(f"{self.name} {split}", split, ids(), tokenizer, max_tokens)
 
 
 def read_document(values: Mapping[str, Any]) -> Candidate[Document]:
@@ -92,17 +104,19 @@ def document_key(document: Document) -> str:
 
 
 def encode_blocks(
-    where: str, split: str, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, max_tokens: int
-) -> list[EncodedText]:
+    where: str, split: str, ids: Iterable[int], tokenizer: PreTrainedTokenizerBase, max_tokens: int
+) -> Iterator[EncodedText]:
     """Tokens in blocks of ``max_tokens``."""
-    cut = cut_blocks(ids, beginning_ids(tokenizer), max_tokens)
-    blocks = [EncodedText(f"{split}-{number}", prompt, target) for number, (prompt, target) in enumerate(cut)]
-    if not blocks:
-        raise InputError(f"{where}: has {len(ids)} tokens, which is too short; give a longer text")
-    return blocks
+    ids = iter(ids)
+    first = list(islice(ids, 2))
+    number = -1
+    for number, (prompt, target) in enumerate(cut_blocks(chain(first, ids), beginning_ids(tokenizer), max_tokens)):
+        yield EncodedText(f"{split}-{number}", prompt, target)
+    if number < 0:
+        raise InputError(f"{where}: has {len(first)} tokens, which is too short; give a longer text")
 
 
-def cut_blocks(ids: Sequence[int], beginning: Sequence[int], max_tokens: int) -> Iterator[tuple[list[int], list[int]]]:
+def cut_blocks(ids: Iterable[int], beginning: Sequence[int], max_tokens: int) -> Iterator[tuple[list[int], list[int]]]:
     """Yield prompt and target of each block, of at most ``max_tokens`` together.
 
     ``beginning`` are special tokens at the start of every block. Without them the first token of the text cannot be
@@ -111,8 +125,11 @@ def cut_blocks(ids: Sequence[int], beginning: Sequence[int], max_tokens: int) ->
     step = max_tokens - len(beginning) - 1
     if step < 1:
         raise InputError(f"max_tokens is {max_tokens}; blocks of text need at least {len(beginning) + 2}")
-    for start in range(0 if beginning else 1, len(ids), step):
-        yield [*beginning, *ids[max(0, start - 1) : start]], list(ids[start : start + step])
+    ids = iter(ids)
+    last = [] if beginning else list(islice(ids, 1))
+    while target := list(islice(ids, step)):
+        yield [*beginning, *last], target
+        last = target[-1:]
 
 
 def wikitext2_task(data_dir: Path | None) -> TextTask:

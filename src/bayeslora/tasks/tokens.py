@@ -53,7 +53,7 @@ class Lessons:
         truncated: number of examples whose end was cut off.
     """
 
-    texts: list[EncodedText]
+    texts: Sequence[EncodedText]
     left_out: Mapping[str, int] = field(default_factory=dict)
     truncated: int = 0
 

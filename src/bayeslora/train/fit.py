@@ -98,6 +98,7 @@ class Fit(Generic[Lesson]):
         self._epochs: int = self._given("epochs")
         self._draws: int = self._given("draws")
         self._taken: _Taken[Lesson] | None = None
+        self._order: tuple[int, Sequence[int]] | None = None
         self._kl: dict[str, float] = {}  # its terms and their weight, at the last step read
         self._terms: float = sum(map(self.objective.terms, self.examples)) / max(1, len(self.examples))
 
@@ -237,11 +238,16 @@ class Fit(Generic[Lesson]):
     def _examples_of(self, step: int) -> list[Lesson]:
         """The batch of a step; every epoch has its own order."""
         epoch, index = divmod(step, self.steps_per_epoch)
-        rng = random.Random(f"{self.seed} {epoch}")
-        order = list(range(len(self.examples)))
-        rng.shuffle(order)
-        batches = list(_cut(order, self._batch_size))
-        return [self.examples[row] for row in batches[index]]
+        start = index * self._batch_size
+        return [self.examples[row] for row in self._order_of(epoch)[start : start + self._batch_size]]
+
+    def _order_of(self, epoch: int) -> Sequence[int]:
+        """The order of the examples in an epoch; that of the last one asked for is kept."""
+        if self._order is None or self._order[0] != epoch:
+            order = list(range(len(self.examples)))
+            random.Random(f"{self.seed} {epoch}").shuffle(order)
+            self._order = (epoch, order)
+        return self._order[1]
 
     def _set_rates(self, step: int) -> None:
         factor = rate_factor(
