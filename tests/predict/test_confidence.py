@@ -149,6 +149,22 @@ def test_a_fitted_confidence_is_calibrated_on_new_answers() -> None:
     assert ece_from_confidence(model.apply(x), right) < 0.03
 
 
+@pytest.mark.parametrize("telling", [True, False])
+def test_features_after_the_first_count_as_far_as_they_help(telling: bool) -> None:
+    """Of ten sets of answers, since in a single one a feature may happen to tell something."""
+    features, kept, free = tuple("abcdef"), [], []
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(150, 6))
+        right = rng.random(150) < 1 / (1 + np.exp(-(x[:, 0] + 2 * telling * x[:, 1])))
+        model = fit_confidence(features, x, right)
+        assert abs(model.weights[0]) > 0.4
+        kept.append(np.abs(model.weights[1:]).max())
+        free.append(np.abs(fit_confidence(features, x, right, ridge=1.0).weights[1:]).max())
+    share = np.mean(kept) / np.mean(free)
+    assert share > 0.6 if telling else share < 0.5
+
+
 @pytest.mark.parametrize("right", [[True] * 8, [False] * 8])
 def test_answers_that_are_all_alike_do_not_make_it_certain(right: list[bool]) -> None:
     model = fit_confidence(("a",), np.arange(8.0)[:, None], right)
