@@ -52,9 +52,17 @@ def make_card(result: RunResult, base_model: str | None, figure: str | None = No
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+DATA_SUFFIXES = (".gz", ".jsonl", ".json", ".csv", ".parquet", ".txt")
+
+
 def public_name(name: str) -> str:
     """A task or model without directories of this machine."""
-    return name if is_hub_id(name) else PurePath(name).stem or name
+    if is_hub_id(name):
+        return name
+    path = PurePath(name)
+    while path.suffix in DATA_SUFFIXES:
+        path = path.with_suffix("")
+    return path.name or name
 
 
 def is_hub_id(name: str | None) -> bool:

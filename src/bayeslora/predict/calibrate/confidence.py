@@ -92,6 +92,8 @@ def fit_confidence(
         raise InputError(
             f"there are {len(y)} answers with features {x.shape}; give one row of {len(features)} for each"
         )
+    if ridge is None and len(features) == 1:
+        ridge = RIDGE
     if ridge is None:
         ridge = min(RIDGES, key=lambda it: (_cross_validated_loss(features, x, y, it), -it))
     return _fit(features, x, y, ridge)
