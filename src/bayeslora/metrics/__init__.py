@@ -1,4 +1,4 @@
-"""Metrics of predictions: scores, calibration, uncertainty, selective answers, sets, tokens, intervals.
+"""Metrics of predictions: scores, calibration, uncertainty, selective answers, sets, tokens, intervals, distances.
 
 Pure functions of probabilities ``[N, C]`` and integer labels ``[N]``. Only numpy is needed; CPU
 tensors of torch are accepted as arrays.
@@ -29,6 +29,7 @@ from bayeslora.metrics.calibration import (
     reliability_bins_from_confidence,
 )
 from bayeslora.metrics.conformal import conformal_sets, conformal_threshold, mean_set_size, set_coverage
+from bayeslora.metrics.mahalanobis import FeatureGaussian, fit_gaussian
 from bayeslora.metrics.scores import accuracy, brier, nll
 from bayeslora.metrics.selective import (
     RiskCoverage,
@@ -46,6 +47,7 @@ from bayeslora.metrics.uncertainty import EntropySplit, entropy, entropy_split
 
 __all__ = [
     "EntropySplit",
+    "FeatureGaussian",
     "Interval",
     "Metric",
     "PairedDifference",
@@ -68,6 +70,7 @@ __all__ = [
     "ece_from_confidence",
     "entropy",
     "entropy_split",
+    "fit_gaussian",
     "mean_set_size",
     "nll",
     "paired_bootstrap",
