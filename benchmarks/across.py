@@ -20,10 +20,10 @@ from records import command, read_sections
 
 from bayeslora.figures.scatter import scatter_figure
 from bayeslora.figures.table import COLUMNS, Cell, Column, Row, markdown
-from bayeslora.studies.question_sections import SHIFT_COLUMNS
+from bayeslora.studies.question_sections import DISTANCE_COLUMN, SHIFT_COLUMNS
 
 RANK = "rank"
-KNOWN = {column.metric: column for column in SHIFT_COLUMNS}
+KNOWN = {column.metric: column for column in (*SHIFT_COLUMNS, DISTANCE_COLUMN)}
 
 
 def cells(sections: Mapping[str, Any], metric: str) -> dict[str, dict[str, Cell]]:

@@ -14,10 +14,16 @@ from across import cells
 from records import command, read_sections
 
 from bayeslora.figures.table import COLUMNS, Cell, Column, markdown
-from bayeslora.studies.question_sections import SHIFT_COLUMNS
+from bayeslora.studies.question_sections import DISTANCE_COLUMN, SHIFT_COLUMNS
 from bayeslora.studies.token_sections import PROBLEM_COLUMNS, TEXT_COLUMNS
 
-KINDS: tuple[tuple[Column, ...], ...] = (PROBLEM_COLUMNS, TEXT_COLUMNS, SHIFT_COLUMNS, COLUMNS)
+KINDS: tuple[tuple[Column, ...], ...] = (
+    PROBLEM_COLUMNS,
+    TEXT_COLUMNS,
+    (*SHIFT_COLUMNS, DISTANCE_COLUMN),
+    SHIFT_COLUMNS,
+    COLUMNS,
+)
 """From the most to the least special."""
 
 

@@ -88,6 +88,9 @@ class Predict(OfDraws):
             print(f"{probability:6.1%}  {choice}")
         sure = "not sure enough to answer" if answer.abstains else f"answer: {answer.answer}"
         print(f"{sure} (uncertainty {answer.entropy:.2f} nats, of which {answer.epistemic:.2f} from the weights)")
+        if answer.distance is not None:
+            told = f"farther from the training questions than {answer.distance:.1%} of the validation questions"
+            print(f"{'unfamiliar' if answer.unfamiliar else 'familiar'} question ({told})")
         if answer.prediction_set is not None:
             held = ", ".join(answer.prediction_set) or "empty"
             print(f"prediction set: {held} ({self.level:.0%} of such sets hold the answer)")

@@ -157,6 +157,9 @@ def print_result(result: RunResult) -> None:
     for name in result.metrics:
         cells = [_cell(part["metrics"][name], part["intervals"].get(name)) for part in shown]
         print(f"{name:17}  " + "  ".join(f"{cell:{_WIDTH}}" for cell in cells).rstrip())
+    if result.shift is not None:
+        told = ", ".join(f"{score} {value:.4f}" for score, value in result.shift.items())
+        print(f"AUROC of telling these questions from the run's own: {told}")
 
 
 _WIDTH = len("0.0000  [0.0000, 0.0000]")

@@ -131,6 +131,10 @@ class Calibrate(OfDraws, DataOptions):
     """Set the threshold so that at most this share of the answers is wrong."""
     coverage: float | None = None
     """Set the threshold so that this share of the questions, the most confident ones, is answered."""
+    unfamiliar_by: Literal["distance", "entropy", "epistemic"] | None = None
+    """Score that decides whether a question is unlike those of training; by default the run's own setting."""
+    unfamiliar_from: float | None = None
+    """A question is unfamiliar if this share of the held-out questions has a lower score; by default the run's own setting."""
     tolerance: float | None = None
     """Let draws differ in as few upper layers as cost at most this much NLL; fewer are faster (see --draw-layers)."""
     force: bool = False
@@ -153,6 +157,8 @@ class Calibrate(OfDraws, DataOptions):
                 error_rate=self.error_rate,
                 coverage=self.coverage,
                 tolerance=self.tolerance,
+                unfamiliar_by=self.unfamiliar_by,
+                unfamiliar_from=self.unfamiliar_from,
             )
         if self.json:
             print(json.dumps(asdict(found)))

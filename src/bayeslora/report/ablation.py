@@ -29,7 +29,7 @@ from bayeslora.studies.ablation import AblationStudy
 from bayeslora.studies.ablation_plan import Variant, make_variants
 from bayeslora.studies.ablations import find_ablation
 from bayeslora.studies.evaluated import Places
-from bayeslora.studies.question_sections import ABLATION_COLUMNS, PARAMETERS, SHIFT_COLUMNS
+from bayeslora.studies.question_sections import ABLATION_COLUMNS, PARAMETERS, shift_columns
 from bayeslora.studies.study import task_name
 from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ
 
@@ -150,7 +150,11 @@ class _Ablation:
         )
 
     def _columns(self, part: str) -> tuple[Column, ...]:
-        return (*ABLATION_COLUMNS, PARAMETERS) if part == self.task else SHIFT_COLUMNS
+        if part == self.task:
+            return (*ABLATION_COLUMNS, PARAMETERS)
+        return shift_columns(
+            {name for it in self.parts[part].values() for run in it["runs"] for name in run["metrics"]}
+        )
 
     def _rows(self, part: str, recorded: Recorded) -> dict[str, Row]:
         rows = make_rows(recorded, self._columns(part))

@@ -28,7 +28,7 @@ from bayeslora.runs.saved_config import to_dict
 from bayeslora.studies.comparison import Comparison, Trial
 from bayeslora.studies.evaluated import Places, reference_rows, with_calibrated_columns
 from bayeslora.studies.plan import run_path
-from bayeslora.studies.question_sections import SHIFT_COLUMNS, is_shift
+from bayeslora.studies.question_sections import is_shift, shift_columns
 from bayeslora.studies.study import task_name
 from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ
 from bayeslora.studies.token_sections import ANSWER_COLUMNS, PROBLEM_COLUMNS, TEXT_COLUMNS
@@ -162,7 +162,7 @@ def columns_of(recorded: Recorded) -> tuple[Column, ...]:
     if "f1" in names:
         return ANSWER_COLUMNS
     if "shift_auroc_entropy" in names:
-        return with_calibrated_columns(SHIFT_COLUMNS, names)
+        return with_calibrated_columns(shift_columns(names), names)
     return with_calibrated_columns(COLUMNS, names) if "adaptive_ece" in names or not names else TEXT_COLUMNS
 
 

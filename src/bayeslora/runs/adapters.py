@@ -17,6 +17,7 @@ from bayeslora.adapter.holder import find_holder
 from bayeslora.adapter.loading import load_adapter
 from bayeslora.adapter.lora import start_from_lora
 from bayeslora.errors import InputError, first_line
+from bayeslora.methods import find_method
 from bayeslora.methods.registry import ALL
 from bayeslora.models import LoadedModel
 from bayeslora.runs.config import AdapterConfig, RunConfig
@@ -27,7 +28,7 @@ from bayeslora.runs.saved_config import from_dict, to_dict
 SETTINGS = "bayeslora.json"
 """Settings of a run that predictions need, beside an adapter on the hub."""
 
-FILES = (CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, "calibration.json", SETTINGS)
+FILES = (CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, "calibration.json", "familiarity.safetensors", SETTINGS)
 """What is fetched of an adapter on the hub: no code and no pickles."""
 
 PLAIN = "LORA"
@@ -145,6 +146,18 @@ def load_any_adapter(loaded: LoadedModel, directory: RunDirectory) -> PeftModel:
     model = get_peft_model(loaded.model, ours)
     start_from_lora(model, find_holder(model), "default", path)
     return model.eval()
+
+
+def require_method(model: PeftModel, config: RunConfig, directory: RunDirectory) -> None:
+    """Refuse an adapter that does not match the run's method."""
+    method = find_method(config.method)
+    known: tuple[str | None, ...] = (None,) if method.foreign() else method.posteriors
+    found = getattr(model.peft_config["default"], "posterior", None)
+    if found not in known:
+        raise InputError(
+            f"{directory.path}: its settings say method {method.name!r}, but its adapter holds {found or 'something else'}; "
+            f"restore {directory.config.name}, or train again with --force"
+        )
 
 
 def is_plain(directory: RunDirectory) -> bool:

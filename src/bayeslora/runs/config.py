@@ -244,14 +244,21 @@ class PredictionConfig:
     calibrate: Literal["validation", "none"] = "validation"
     """Choose posterior scale and temperature on the validation questions after training, and report metrics both as trained and
     calibrated. bayeslora calibrate searches more finely, and also chooses a threshold."""
+    unfamiliar_by: Literal["distance", "entropy", "epistemic"] = "distance"
+    """Score that decides whether a question is unlike those of training: the distance of its features from theirs, the entropy
+    of the prediction, or its epistemic part. Fitted with the calibration."""
+    unfamiliar_from: float = 0.99
+    """A question is unfamiliar if this share of the validation questions has a lower score."""
 
     def __post_init__(self) -> None:
+        _check_choices(self)
         check_samples(self.samples)
         check_count("max_new_tokens", self.max_new_tokens)
         if self.solutions is not None:
             check_count("solutions", self.solutions, least=0)
         check_count("batch_tokens", self.batch_tokens)
         check_depth(self.draw_layers, "draw_layers")
+        check_number("unfamiliar_from", self.unfamiliar_from, above=0, most=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,8 @@
 ``config.json``         the run with everything filled in; written first
 ``checkpoint``          the state of training, until the run is finished
 ``lora-K/``             runs of the LoRAs that the method builds on, unless some were given
-``adapter/``            the adapter, as PEFT saves it, with its calibration and its model card
+``adapter/``            the adapter, as PEFT saves it, with its calibration, its model card, and for questions
+                        the features of training questions
 ``predictions.jsonl.gz``  probabilities and answers of the reported split, for questions
 ``calibrated.jsonl.gz``   the same after calibration
 ``tokens-SPLIT.safetensors``  scores of every token, for text and solutions
@@ -63,6 +64,11 @@ class RunDirectory:
     def calibration(self) -> Path:
         """The calibration by training or ``bayeslora calibrate``."""
         return self.adapter / "calibration.json"
+
+    @property
+    def familiarity(self) -> Path:
+        """Features of training questions, for the distance of others from them."""
+        return self.adapter / "familiarity.safetensors"
 
     @property
     def predictions(self) -> Path:
@@ -150,12 +156,14 @@ class RunDirectory:
 
     def fingerprint(self) -> str:
         """Hash of what predictions depend on: the run's result, which changes with every training (or the adapter, if there is no
-        run), and its calibration."""
+        run), its calibration, and its features of training questions if there are some."""
         digest = hashlib.sha256()
         weights = self.adapter / "adapter_model.safetensors"
         for path in (weights if self.is_adapter else self.result, self.calibration):
             digest.update(path.read_bytes() if path.exists() else b"")
             digest.update(b"|")
+        if self.familiarity.exists():
+            digest.update(self.familiarity.read_bytes())
         return digest.hexdigest()
 
     def _require_same(self, config: Mapping[str, Any]) -> None:

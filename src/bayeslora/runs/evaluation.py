@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bayeslora.errors import InputError
+from bayeslora.predict.questions.familiarity import tell_apart
+from bayeslora.predict.questions.predictions import read_scores
+from bayeslora.runs.calibration import calibration_of_method
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.environment import describe_environment, peak_memory
 from bayeslora.runs.result import RunResult
@@ -32,7 +36,8 @@ def evaluate(
 ) -> RunResult:
     """Metrics on a split, in the format of ``result.json``; with ``out`` they are written there with the predictions.
 
-    A calibrated run is evaluated as trained, and after calibration under ``calibrated``.
+    A calibrated run is evaluated as trained, and after calibration under ``calibrated``. On questions of another task than the
+    run's own, ``shift`` says how well each score tells them from the run's own test questions.
 
     For tasks that predict every token, ``reference`` is the directory of a LoRA's run whose entropies determine the uncertain
     tokens. ``how`` is the format of own data, by default that of the training data.
@@ -40,6 +45,8 @@ def evaluate(
     start = time.perf_counter()
     name = task or trained.config.task
     evaluated, counts = _evaluate(trained, trained.find_task(name, data_dir, how), split, out, reference)
+    if name != trained.config.task:
+        evaluated = _with_shift(trained, evaluated)
     seconds = time.perf_counter() - start
     device = trained.model.device
     result = RunResult(
@@ -84,6 +91,20 @@ def _evaluate(
     texts = task.encode(split, trained.loaded.tokenizer, trained.config.data.max_tokens)
     evaluated = trained.token_evaluator()(task, split, texts, None if out is None else RunDirectory(out), reference)
     return evaluated, {"texts": len(texts), "tokens": sum(text.terms for text in texts)}
+
+
+def _with_shift(trained: TrainedModel, evaluated: EvaluatedSplit) -> EvaluatedSplit:
+    """Add the AUROC, by each score, of telling the questions from the run's own, whose predictions are in its directory.
+
+    Both must be predicted alike; otherwise nothing is added.
+    """
+    own, told = trained.directory.predictions, trained.config.prediction
+    same = (trained.samples, trained.draw_layers) == (told.samples, told.draw_layers)
+    alike = same and trained.own == calibration_of_method(trained.directory)
+    if not (evaluated.scores and own.exists() and alike):
+        return evaluated
+    found = tell_apart(read_scores(own), evaluated.scores)
+    return replace(evaluated, more={**evaluated.more, "shift": found})
 
 
 def require_free(out: Path, *, force: bool) -> None:

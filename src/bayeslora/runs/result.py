@@ -57,6 +57,7 @@ class RunResult(Mapping[str, Any]):
         solutions: number of generated solutions or free answers.
         validation: metrics on the validation split, for text.
         found: values that a post-hoc fit found.
+        shift: of an evaluation on another task, the AUROC of telling its questions from the run's own, by score.
         kind: of the task: questions, labels, answers, conversations, text or problems.
         labels: of texts to classify.
     """
@@ -86,6 +87,7 @@ class RunResult(Mapping[str, Any]):
     solutions: int | None = None
     validation: Mapping[str, Any] | None = None
     found: Mapping[str, Any] | None = None
+    shift: Mapping[str, float] | None = None
     kind: str | None = None
     labels: Sequence[str] | None = None
 

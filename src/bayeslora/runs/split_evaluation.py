@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bayeslora.adapter.base import find_any_holder
 from bayeslora.errors import InputError
 from bayeslora.methods import find_method
@@ -17,6 +20,7 @@ from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.generation import Writing
 from bayeslora.predict.generation.confidence import AnswerWriter
 from bayeslora.predict.generation.entailment import find_same
+from bayeslora.predict.questions.familiarity import uncertainty_scores
 from bayeslora.predict.questions.predictions import Predictions
 from bayeslora.predict.tokens.predictor import TokenPredictions, TokenPredictor, read_token_predictions
 from bayeslora.progress import Reporter
@@ -44,6 +48,7 @@ class EvaluatedSplit:
         write: writes the predictions into a directory.
         more: additional entries of the result.
         reliability: bins of the confidences as trained and, if there is a calibration, after it.
+        scores: of questions as trained, by which those of another task may be told from the run's own.
     """
 
     metrics: Mapping[str, float]
@@ -51,6 +56,7 @@ class EvaluatedSplit:
     write: Callable[[RunDirectory], None]
     more: Mapping[str, Any] = field(default_factory=dict)
     reliability: Mapping[str, ReliabilityBins] = field(default_factory=dict)
+    scores: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
 
 BEFORE, AFTER = "as trained", "calibrated"
@@ -77,7 +83,7 @@ def evaluate_questions(raw: Predictions, after: Predictions | None, calibration:
             "predictions": FILES.calibrated.name,
         }
         reliability[AFTER] = after.reliability()
-    return EvaluatedSplit(raw.metrics(), raw.intervals(), write, more, reliability)
+    return EvaluatedSplit(raw.metrics(), raw.intervals(), write, more, reliability, uncertainty_scores(raw))
 
 
 FILES = RunDirectory(Path())

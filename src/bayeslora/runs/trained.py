@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -13,7 +13,7 @@ from peft.utils import CONFIG_NAME
 
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.data_frames import Results
-from bayeslora.errors import InputError, did_you_mean
+from bayeslora.errors import InputError
 from bayeslora.layer_ranges import check_depth
 from bayeslora.methods import find_method
 from bayeslora.models import LoadedModel
@@ -24,16 +24,18 @@ from bayeslora.predict.generation.confidence import AnswerWriter, WrittenAnswer
 from bayeslora.predict.generation.entailment import find_same
 from bayeslora.predict.generation.results import Generation, Watch
 from bayeslora.predict.questions.answers import Answer, make_answers
+from bayeslora.predict.questions.familiarity import Familiarity
 from bayeslora.predict.questions.predictions import Predictions
 from bayeslora.predict.questions.predictor import Predictor
 from bayeslora.predict.questions.scorer import Scorer
 from bayeslora.predict.tokens.predictor import TokenPredictor
 from bayeslora.progress import Reporter, Silent
-from bayeslora.runs.adapters import find_directory, load_any_adapter, read_kind, run_of_adapter
+from bayeslora.runs.adapters import find_directory, load_any_adapter, read_kind, require_method, run_of_adapter
 from bayeslora.runs.calibration import calibration_of_method, choose_calibration, save_calibration
 from bayeslora.runs.card import public_name
 from bayeslora.runs.config import RunConfig, check_samples
 from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.familiarity import renew_familiarity, with_flag
 from bayeslora.runs.free_answers import calibrate_answers
 from bayeslora.runs.predictors import load_base, make_predictor, make_scorer, make_token_predictor
 from bayeslora.runs.result import RunResult
@@ -73,6 +75,7 @@ class TrainedModel:
         calibration: calibration used in predictions.
         own: calibration that belongs to the method itself: the temperature of ``temperature``.
         report: receives progress reports.
+        familiarity: tells questions unlike those of training, if it was fitted.
     """
 
     directory: RunDirectory
@@ -84,6 +87,7 @@ class TrainedModel:
     calibration: Calibration
     own: Calibration = field(default_factory=Calibration)
     report: Reporter = field(default_factory=Silent)
+    familiarity: Familiarity | None = None
 
     def __repr__(self) -> str:
         calibrated = "as trained" if self.calibration == Calibration() else "calibrated"
@@ -105,7 +109,7 @@ class TrainedModel:
 
     def answers(self, predictions: Predictions, level: float = 0.9) -> Results[Answer]:
         """Predictions as answers, one by one, with prediction sets of this level if the run is calibrated."""
-        return make_answers(predictions, self.calibration, level)
+        return make_answers(predictions, self.calibration, level, self.familiarity)
 
     @overload
     def generate(self, prompts: str, writing: Writing | None = None, **settings: Any) -> Generation: ...
@@ -142,7 +146,7 @@ class TrainedModel:
             self.model,
             self.loaded.tokenizer,
             [prompts] if isinstance(prompts, str) else prompts,
-            _writing(writing, settings),
+            (writing or Writing()).changed(settings),
             samples=self.samples,
             layers=self.draw_layers,
             streamer=streamer,
@@ -168,7 +172,7 @@ class TrainedModel:
         template; a chat is given as its messages.
         """
         asked = [self._asked(it) for it in ([prompts] if isinstance(prompts, str) else prompts)]
-        found = self.answer_writer(_writing(writing, settings))(asked)
+        found = self.answer_writer((writing or Writing()).changed(settings))(asked)
         return found[0] if isinstance(prompts, str) else found
 
     def answer_writer(self, writing: Writing) -> AnswerWriter:
@@ -227,6 +231,8 @@ class TrainedModel:
         error_rate: float | None = None,
         coverage: float | None = None,
         tolerance: float | None = None,
+        unfamiliar_by: str | None = None,
+        unfamiliar_from: float | None = None,
     ) -> Calibration:
         """Choose posterior scale, temperature and, for a target error rate or coverage, the threshold; save them.
 
@@ -236,9 +242,13 @@ class TrainedModel:
         With a ``tolerance``, draws differ in as few upper layers as cost at most that much NLL. Everything is chosen on
         held-out questions, by default those of the validation split. PEFT's own adapters have no scale to choose. Of free
         answers the confidence is fitted, and the threshold chosen.
+
+        With it goes what makes a question unfamiliar: ``unfamiliar_by`` and ``unfamiliar_from`` as in
+        :class:`bayeslora.train.PredictionConfig`, by default the run's own.
         """
         if error_rate is not None or coverage is not None:
             describe_target(error_rate, coverage)  # fail early
+        flagging = with_flag(self.config.prediction, unfamiliar_by, unfamiliar_from)
         name = task or self.config.task
         source = self.find_task(name, data_dir)
         if isinstance(source, AnswerTask):
@@ -263,6 +273,8 @@ class TrainedModel:
         self.draw_layers = found.draw_layers
         self.calibration = replace(found, task=name, split=split)
         save_calibration(self.calibration, self.model, self.directory)
+        if not isinstance(source, AnswerTask):
+            self.familiarity = renew_familiarity(self, items, data_dir, flagging)
         return self.calibration
 
     def set_posterior_scale(self, scale: float) -> None:
@@ -300,34 +312,13 @@ class TrainedModel:
 
     def _predictor_with(self, scorer: Scorer) -> Predictor:
         predictor = make_predictor(scorer, self.loaded, self.config)
-        return replace(predictor, sampling=self._sampling, calibration=self.calibration)
-
-
-def _writing(writing: Writing | None, settings: Mapping[str, Any]) -> Writing:
-    """Settings of generation, some of them by name."""
-    known = [f.name for f in fields(Writing)]
-    for name in settings:
-        if name not in known:
-            raise InputError(f"there is no setting {name!r}{did_you_mean(name, known)}; choose {', '.join(known)}")
-    return replace(writing or Writing(), **settings)
+        return replace(predictor, sampling=self._sampling, calibration=self.calibration, familiarity=self.familiarity)
 
 
 def _with_answers(task: Task, split: str) -> Sequence[Item]:
     items = task.load(split).items
     require_gold(items)
     return items
-
-
-def _require_method(model: PeftModel, config: RunConfig, directory: RunDirectory) -> None:
-    """Refuse an adapter that does not match the run's method."""
-    method = find_method(config.method)
-    known: tuple[str | None, ...] = (None,) if method.foreign() else method.posteriors
-    found = getattr(model.peft_config["default"], "posterior", None)
-    if found not in known:
-        raise InputError(
-            f"{directory.path}: its settings say method {method.name!r}, but its adapter holds {found or 'something else'}; "
-            f"restore {directory.config.name}, or train again with --force"
-        )
 
 
 def _config_of(directory: RunDirectory, model: str | None) -> RunConfig:
@@ -382,7 +373,7 @@ def load_run(
     loaded = loaded or load_base(config, device, trust_remote_code=trust_remote_code)
     adapted = load_any_adapter(loaded, directory)
     if not directory.is_adapter:
-        _require_method(adapted, config, directory)
+        require_method(adapted, config, directory)
     calibrated = not raw and directory.calibration.exists()
     calibration = Calibration.load(directory.calibration) if calibrated else Calibration()
     if foreign is not None:
@@ -393,7 +384,8 @@ def load_run(
         draw_layers = calibration.draw_layers if calibrated else config.prediction.draw_layers
     check_depth(draw_layers, "draw_layers")
     own = calibration_of_method(directory) if calibrated else Calibration()
-    trained = TrainedModel(directory, config, loaded, adapted, samples, draw_layers, calibration, own, report)
+    known = Familiarity.load(directory.familiarity) if calibrated and directory.familiarity.exists() else None
+    trained = TrainedModel(directory, config, loaded, adapted, samples, draw_layers, calibration, own, report, known)
     own_scale = directory.is_adapter and not calibrated
     set_scale(adapted, scale_of(adapted) if own_scale else calibration.posterior_scale)
     return trained

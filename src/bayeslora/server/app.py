@@ -170,6 +170,8 @@ class _Endpoints:
             epistemic=answer.epistemic,
             agreement=answer.agreement,
             semantic_entropy=answer.semantic_entropy,
+            distance=answer.distance,
+            unfamiliar=answer.unfamiliar,
             level=body.level,
             prediction_set=None if answer.prediction_set is None else list(answer.prediction_set),
             deterministic=answered.deterministic,

@@ -203,6 +203,7 @@ def _row(predictions: Predictions, row: int) -> Predictions:
         predictions.probabilities[row : row + 1, :options],
         predictions.choices[row : row + 1],
         None if draws is None else draws[:, row : row + 1, :options],
+        None if predictions.distances is None else predictions.distances[row : row + 1],
     )
 
 

@@ -82,6 +82,13 @@ class ChoicesReply(BaseModel):
     )
     agreement: float = Field(description="Share of the samples that choose the same option by themselves.")
     semantic_entropy: float = Field(description="Entropy over the options that the samples choose, in nats.")
+    distance: float | None = Field(
+        description="Share of the validation questions that are nearer to the training questions than this one; null if "
+        "the run has not measured it."
+    )
+    unfamiliar: bool | None = Field(
+        description="Whether the question is unlike the training questions; null if unknown."
+    )
     level: float
     prediction_set: list[str] | None = Field(
         description="Choices that contain the correct one with probability `level`; null if the run is not calibrated."

@@ -13,7 +13,12 @@ from numpy.typing import NDArray
 from bayeslora import metrics
 from bayeslora.errors import InputError
 from bayeslora.figures.table import CALIBRATED, CALIBRATED_COLUMNS, COLUMNS, Cell, Column, Row, best_of
-from bayeslora.predict.questions.predictions import read_epistemic, read_option_counts, read_predictions
+from bayeslora.predict.questions.predictions import (
+    read_distances,
+    read_epistemic,
+    read_option_counts,
+    read_predictions,
+)
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.result import RunResult
 
@@ -45,6 +50,7 @@ class Evaluated:
         epistemic: ``[N]``, epistemic uncertainty.
         options: ``[N]``, number of options of each question.
         calibrated: ``[N, O]``, probabilities after calibration, if any.
+        distances: ``[N]``, how far the questions are from those of training, if the run has measured it.
     """
 
     seed: int
@@ -55,6 +61,13 @@ class Evaluated:
     epistemic: NDArray[np.float64]
     options: NDArray[np.int64]
     calibrated: NDArray[np.float64] | None = None
+    distances: NDArray[np.float64] | None = None
+
+    @property
+    def scores(self) -> dict[str, NDArray[np.float64]]:
+        """Scores ``[N]`` that should be higher for questions of another task, by name."""
+        found = {"epistemic": self.epistemic, "entropy": np.asarray(metrics.entropy(self.probabilities))}
+        return found if self.distances is None else {**found, "distance": self.distances}
 
 
 def load_evaluated(path: Path, seed: int) -> Evaluated | None:
@@ -68,7 +81,8 @@ def load_evaluated(path: Path, seed: int) -> Evaluated | None:
     if result.calibrated is not None:
         _, calibrated, _ = read_predictions(directory.calibrated)
     options = read_option_counts(directory.predictions)
-    return Evaluated(seed, result, tuple(ids), probabilities, gold, epistemic, options, calibrated)
+    distances = read_distances(directory.predictions)
+    return Evaluated(seed, result, tuple(ids), probabilities, gold, epistemic, options, calibrated, distances)
 
 
 def with_calibrated(result: RunResult) -> RunResult:

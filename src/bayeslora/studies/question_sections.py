@@ -4,17 +4,18 @@ On another task a method should detect that the questions are out of distributio
 from those of its own task is the AUROC of
 
 - the epistemic part, which is the disagreement between draws: methods without draws have none;
-- the whole entropy of the averaged prediction, which every method has, for comparison.
+- the whole entropy of the averaged prediction, which every method has, for comparison;
+- the distance of a question's features from those of the training questions, if the runs have measured it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bayeslora import metrics
 from bayeslora.figures.table import COLUMNS, Column, Row
+from bayeslora.predict.questions.familiarity import tell_apart
 from bayeslora.studies.evaluated import (
     UNIFORM,
     Evaluated,
@@ -34,6 +35,7 @@ SHIFT_COLUMNS: tuple[Column, ...] = (
     Column("shift_auroc_epistemic", "AUROC, epistemic ↑", largest=True),
     Column("shift_auroc_entropy", "AUROC, entropy ↑", largest=True),
 )
+DISTANCE_COLUMN = Column("shift_auroc_distance", "AUROC, distance ↑", largest=True)
 ABLATION_COLUMNS: tuple[Column, ...] = (*COLUMNS, Column("epistemic", "epistemic", ranked=False))
 PARAMETERS = Column("trainable", "parameters", ranked=False, digits=0)
 
@@ -90,15 +92,12 @@ def shift_section(title: str, places: Places, own: Places) -> QuestionSection:
         ]
         for name, runs in load_all(title, places).items()
     }
-    return _section(found, SHIFT_COLUMNS)
+    return _section(found, shift_columns(_metrics_of(found)))
 
 
 def with_detection(shifted: Evaluated, own: Evaluated) -> Evaluated:
     """Add the AUROCs of detecting its questions among those of the run's own task."""
-    entropies = metrics.entropy(own.probabilities), metrics.entropy(shifted.probabilities)
-    found = {"shift_auroc_entropy": metrics.shift_auroc(*entropies)}
-    if own.epistemic.any() or shifted.epistemic.any():
-        found["shift_auroc_epistemic"] = metrics.shift_auroc(own.epistemic, shifted.epistemic)
+    found = {f"shift_auroc_{name}": value for name, value in tell_apart(own.scores, shifted.scores).items()}
     return replace(shifted, result=replace(shifted.result, metrics={**shifted.result.metrics, **found}))
 
 
@@ -107,7 +106,15 @@ def is_shift(columns: Sequence[Column]) -> bool:
     return SHIFT_COLUMNS[-1] in columns
 
 
+def shift_columns(names: Iterable[str]) -> tuple[Column, ...]:
+    """Columns of a part on another task, by the metrics that its runs have."""
+    return (*SHIFT_COLUMNS, DISTANCE_COLUMN) if DISTANCE_COLUMN.metric in names else SHIFT_COLUMNS
+
+
 def _section(found: Mapping[str, Sequence[Evaluated]], columns: tuple[Column, ...]) -> QuestionSection:
-    names = {name for runs in found.values() for run in runs for name in run.result.metrics}
-    shown = with_calibrated_columns(columns, names)
+    shown = with_calibrated_columns(columns, _metrics_of(found))
     return QuestionSection(shown, table_rows(found, shown), found)
+
+
+def _metrics_of(found: Mapping[str, Sequence[Evaluated]]) -> set[str]:
+    return {name for runs in found.values() for run in runs for name in run.result.metrics}

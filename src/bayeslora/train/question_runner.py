@@ -14,12 +14,14 @@ from bayeslora.models import LoadedModel
 from bayeslora.posterior import Factors, Posterior
 from bayeslora.predict.calibrate import FEWEST, Calibration, fit_temperature
 from bayeslora.predict.calibrate.fit import FEW_SCALES, calibrate, predict_both
+from bayeslora.predict.questions.familiarity import Familiarity
 from bayeslora.predict.questions.options import packed_length
-from bayeslora.predict.questions.predictions import main_metrics
+from bayeslora.predict.questions.predictions import Predictions, main_metrics
 from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Advance, Reporter
 from bayeslora.runs.config import RunConfig
 from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.familiarity import fit_familiarity
 from bayeslora.runs.predictors import make_predictor, make_scorer
 from bayeslora.runs.split_evaluation import EvaluatedSplit, chosen, evaluate_questions
 from bayeslora.tasks import Questions, Split, Task, encode_items, require_gold
@@ -43,6 +45,7 @@ class QuestionRunner(TaskRunner):
         self.task = task
         self._splits = _read(config, task)
         self._parts: dict[str, Questions] = {}
+        self._validated: Predictions | None = None
 
     @property
     def kind(self) -> str:
@@ -114,12 +117,29 @@ class QuestionRunner(TaskRunner):
 
     def calibrate(self, report: Reporter) -> Calibration | None:
         """Calibrate on the validation questions, unless the run is reported on these."""
-        part, wanted = self._parts["validation"], self.config.prediction.calibrate == "validation"
-        if not wanted or self.config.report_split == "validation" or len(part.items) < FEWEST:
+        if not self._calibrates:
             return None
-        advance = report.stage("calibrating")
-        found, _ = calibrate(self._predictor, part.items, part.encoded, scales=FEW_SCALES, advance=advance)
+        part, advance = self._parts["validation"], report.stage("calibrating")
+        found, self._validated = calibrate(
+            self._predictor, part.items, part.encoded, scales=FEW_SCALES, advance=advance
+        )
         return replace(found, task=self.config.task, split="validation", automatic=True)
+
+    @property
+    def _calibrates(self) -> bool:
+        """Whether there are validation questions for anything but choosing when to stop."""
+        wanted = self.config.prediction.calibrate == "validation" and self.config.report_split != "validation"
+        return wanted and len(self._parts["validation"].items) >= FEWEST
+
+    def measure_familiarity(self, chosen: Calibration | None, report: Reporter) -> Familiarity | None:
+        """Fit to features of training questions, if the run is calibrated."""
+        train, part = self._parts["train"], self._parts["validation"]
+        if chosen is None or not self._calibrates or len(train.encoded) < 2:
+            return None
+        validated = self._validated or replace(self._predictor, calibration=chosen)(part.items, part.encoded)
+        found = fit_familiarity(self._predictor, train.encoded, validated, part.encoded, self.config.prediction, report)
+        self._predictor = replace(self._predictor, familiarity=found)
+        return found
 
     def evaluate(
         self, own: Calibration, chosen: Calibration | None, directory: RunDirectory, report: Reporter

@@ -28,6 +28,7 @@ from bayeslora.methods.base import PostHocResult
 from bayeslora.models import LoadedModel
 from bayeslora.posterior import Factors
 from bayeslora.predict.calibrate import Calibration
+from bayeslora.predict.questions.familiarity import Familiarity
 from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Reporter, Silent, default_reporter
 from bayeslora.runs.card import make_card
@@ -244,13 +245,14 @@ class _Run:
             fitted, state = self._fit_post_hoc(model, runner, loras)
         own, start = fitted.calibration if fitted is not None else None, time.perf_counter()
         calibration = own or runner.calibrate(self.report)
+        familiarity = runner.measure_familiarity(calibration, self.report)
         middle = time.perf_counter()
         evaluated = runner.evaluate(own or Calibration(), calibration, self.directory, self.report)
         seconds = {"calibrate_seconds": middle - start, "predict_seconds": time.perf_counter() - middle}
         result = self._result(runner, model, state, evaluated, seconds)
         if fitted is not None:
             result = replace(result, found=dict(fitted.found))
-        self.processes.agree(lambda: self._write(model, evaluated, result, calibration))
+        self.processes.agree(lambda: self._write(model, evaluated, result, calibration, familiarity))
         return result
 
     def _fit_post_hoc(
@@ -318,7 +320,12 @@ class _Run:
         )
 
     def _write(
-        self, model: PeftModel, evaluated: EvaluatedSplit, result: RunResult, calibration: Calibration | None
+        self,
+        model: PeftModel,
+        evaluated: EvaluatedSplit,
+        result: RunResult,
+        calibration: Calibration | None,
+        familiarity: Familiarity | None,
     ) -> None:
         """Write adapter and predictions first, the result last: a result implies that the rest is there."""
         base = model.peft_config["default"].base_model_name_or_path
@@ -327,6 +334,8 @@ class _Run:
         _save_adapter(model, self.directory.adapter, {"README.md": card, **figures})
         if calibration is not None:
             calibration.save(self.directory.calibration)
+        if familiarity is not None:
+            familiarity.save(self.directory.familiarity)
         evaluated.write(self.directory)
         result.write(self.directory.result)
         self.directory.checkpoint.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ from bayeslora.methods.base import PostHocInputs
 from bayeslora.models import LoadedModel
 from bayeslora.posterior import Factors, Posterior
 from bayeslora.predict.calibrate import Calibration
+from bayeslora.predict.questions.familiarity import Familiarity
 from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Reporter
 from bayeslora.runs.config import RunConfig
@@ -80,6 +81,10 @@ class TaskRunner(ABC):
 
     def calibrate(self, report: Reporter) -> Calibration | None:
         """Choose posterior scale and temperature on the validation split; ``None`` where that is not possible."""
+        return None
+
+    def measure_familiarity(self, chosen: Calibration | None, report: Reporter) -> Familiarity | None:
+        """Fit how far questions are from those of training, beside the calibration; ``None`` where that is not possible."""
         return None
 
     @abstractmethod

@@ -93,13 +93,14 @@ def predict_both(
     scores = predictor.score(encoded, advance)
     raw = predictor.predictions(items, scores)
     if calibration is None:
-        return raw, None
+        return predictor.with_distances(encoded, raw)[0], None
     after = replace(predictor, calibration=calibration).with_draws(layers=calibration.draw_layers)
     set_scale(model, calibration.posterior_scale)
     same = calibration.posterior_scale == predictor.calibration.posterior_scale
     if not (same and after.sampling == predictor.sampling):
         scores = after.score(encoded, advance)
-    return raw, after.predictions(items, scores)
+    one, other = predictor.with_distances(encoded, raw, after.predictions(items, scores))
+    return one, other
 
 
 @dataclass

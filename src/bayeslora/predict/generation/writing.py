@@ -6,7 +6,7 @@ All draws condition on the same text, each with its own key-value cache, so one 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bayeslora.adapter.base import find_any_holder
 from bayeslora.adapter.sampling import Sampling, evaluating
 from bayeslora.data_frames import Results
-from bayeslora.errors import InputError
+from bayeslora.errors import InputError, did_you_mean
 from bayeslora.number_checks import check_count, check_number
 from bayeslora.predict.generation.results import End, Generation, Record, Watch
 from bayeslora.predict.mc import posterior_predictive
@@ -66,6 +66,14 @@ class Writing:
             check_number(f"logit_bias of token {token}", bias)
         if "" in self.stop:
             raise InputError("stop holds an empty text, which would end everything at once; leave it out")
+
+    def changed(self, settings: Mapping[str, Any]) -> Writing:
+        """A copy with some settings changed, by name."""
+        known = [f.name for f in fields(self)]
+        for name in settings:
+            if name not in known:
+                raise InputError(f"there is no setting {name!r}{did_you_mean(name, known)}; choose {', '.join(known)}")
+        return replace(self, **settings)
 
     @property
     def greedy(self) -> bool:

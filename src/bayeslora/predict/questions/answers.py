@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from bayeslora.data_frames import Results, make_frame, quoted
 from bayeslora.metrics import entropy
 from bayeslora.predict.calibrate import Calibration
+from bayeslora.predict.questions.familiarity import Familiarity
 from bayeslora.predict.questions.predictions import Predictions
 
 if TYPE_CHECKING:
@@ -33,6 +35,9 @@ class Answer:
         agreement: share of the draws that choose the same option by themselves.
         semantic_entropy: entropy over the options that the draws choose, in nats.
         prediction_set: options that contain the right one with the chosen probability; ``None`` without calibration.
+        distance: share of the validation questions that are nearer to the training questions than this one is; ``None`` if
+            that was not fitted.
+        unfamiliar: whether the question is unlike those of training, by the score that the run is set to.
     """
 
     answer: str | None
@@ -46,6 +51,8 @@ class Answer:
     agreement: float = 1.0
     semantic_entropy: float = 0.0
     prediction_set: tuple[str, ...] | None = None
+    distance: float | None = None
+    unfamiliar: bool | None = None
 
     def __repr__(self) -> str:
         said = "abstains" if self.answer is None else quoted(self.answer)
@@ -66,16 +73,19 @@ class Answer:
         return make_frame(rows)
 
 
-def make_answers(predictions: Predictions, calibration: Calibration, level: float = 0.9) -> Results[Answer]:
+def make_answers(
+    predictions: Predictions, calibration: Calibration, level: float = 0.9, familiarity: Familiarity | None = None
+) -> Results[Answer]:
     """Make one answer per question, with threshold and prediction sets from the calibration."""
     probabilities = predictions.probabilities
     abstains = calibration.abstains(probabilities)
-    total = entropy(probabilities)
+    total = predictions.entropies
     epistemic = np.zeros_like(total) if predictions.epistemic is None else predictions.epistemic
     present = np.arange(probabilities.shape[1]) < np.array([[len(item.options)] for item in predictions.items])
     votes = _votes(predictions)
     voted = entropy(votes)
     sets = calibration.prediction_sets(probabilities, level, present) if calibration.conformal else None
+    distances, unfamiliar = _familiar(predictions, familiarity)
     answers: Results[Answer] = Results()
     for row, item in enumerate(predictions.items):
         choices = tuple(option.strip() for option in item.options)
@@ -92,9 +102,22 @@ def make_answers(predictions: Predictions, calibration: Calibration, level: floa
                 agreement=float(votes[row, predictions.choices[row]]),
                 semantic_entropy=float(voted[row]),
                 prediction_set=None if sets is None else tuple(c for k, c in enumerate(choices) if sets[row, k]),
+                distance=distances[row],
+                unfamiliar=unfamiliar[row],
             )
         )
     return answers
+
+
+def _familiar(
+    predictions: Predictions, familiarity: Familiarity | None
+) -> tuple[Sequence[float | None], Sequence[bool | None]]:
+    """For each question its distance as a share, and whether it is unfamiliar."""
+    unknown = [None] * len(predictions.items)
+    if familiarity is None or predictions.distances is None:
+        return unknown, unknown
+    shares = familiarity.shares("distance", predictions.distances)
+    return shares.tolist(), familiarity.unfamiliar(predictions).tolist()
 
 
 def _votes(predictions: Predictions) -> NDArray[np.float64]:

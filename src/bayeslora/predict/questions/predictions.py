@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 INTERVALS = {"acc": metrics.accuracy, "nll": metrics.nll, "ece": metrics.ece, "brier": metrics.brier}
 """Metrics that get a bootstrap interval."""
 
+DISTANCE = "feature_distance"
+"""Name of a question's distance from the training questions in files and tables."""
+
 LONGEST_QUESTION = 1000
 """Characters that are kept of a question with a wrong answer, from its end."""
 
@@ -46,12 +49,14 @@ class Predictions:
         probabilities: ``[N, O]``, averaged over the draws; 0 where a question has no such option.
         choices: ``[N]``, the chosen options.
         draws: ``[n, N, O]``, the distributions before averaging.
+        distances: ``[N]``, how far the questions' features are from those of training, if that was fitted.
     """
 
     items: tuple[Item, ...]
     probabilities: NDArray[np.float64]
     choices: NDArray[np.int64]
     draws: NDArray[np.float64] | None = None
+    distances: NDArray[np.float64] | None = None
 
     @classmethod
     def from_scores(
@@ -80,7 +85,7 @@ class Predictions:
             "mce": metrics.reliability_bins(p, gold).mce,
             "aurc": metrics.aurc(confidence, correct),
             "confidence": float(confidence.mean()),
-            "entropy": float(metrics.entropy(p).mean()),
+            "entropy": float(self.entropies.mean()),
         }
         if self.epistemic is not None:
             figures["epistemic"] = float(self.epistemic.mean())
@@ -99,12 +104,11 @@ class Predictions:
 
     def to_pandas(self) -> DataFrame:
         """A table with one row per question: its ``id``, the ``choice`` and its ``confidence``, the ``entropy`` and its
-        ``epistemic`` part in nats, the ``probabilities`` of the options and, if the answer is known, ``gold`` and
-        ``correct``."""
+        ``epistemic`` part in nats, the ``feature_distance`` if there is one, the ``probabilities`` of the options and, if the
+        answer is known, ``gold`` and ``correct``."""
         return make_frame(self._rows())
 
     def _rows(self) -> Iterator[dict[str, Any]]:
-        total = metrics.entropy(self.probabilities)
         for row, item in enumerate(self.items):
             choice, options = int(self.choices[row]), [option.strip() for option in item.options]
             probabilities = self.probabilities[row, : len(options)]
@@ -112,10 +116,9 @@ class Predictions:
                 "id": item.id,
                 "choice": options[choice],
                 "confidence": float(probabilities.max()),
-                "entropy": float(total[row]),
+                "entropy": float(self.entropies[row]),
+                **self._scores(row),
             }
-            if self.epistemic is not None:
-                cells["epistemic"] = float(self.epistemic[row])
             if item.gold is not None:
                 cells |= {"gold": options[item.gold], "correct": choice == item.gold}
             yield {**cells, "probabilities": probabilities.tolist()}
@@ -134,6 +137,11 @@ class Predictions:
         }
 
     @cached_property
+    def entropies(self) -> NDArray[np.float64]:
+        """``[N]``, entropy of every question's prediction, in nats."""
+        return np.asarray(metrics.entropy(self.probabilities))
+
+    @cached_property
     def epistemic(self) -> NDArray[np.float64] | None:
         """``[N]``, epistemic part of every question's entropy, the disagreement between draws.
 
@@ -143,7 +151,12 @@ class Predictions:
             return None
         split = metrics.entropy_split(self.draws)
         share = np.divide(split.epistemic, split.total, out=np.zeros_like(split.total), where=split.total > 0)
-        return np.asarray(share * metrics.entropy(self.probabilities))
+        return np.asarray(share * self.entropies)
+
+    def _scores(self, row: int) -> dict[str, float]:
+        """What there is of a question beside its probabilities."""
+        scores = {"epistemic": self.epistemic, DISTANCE: self.distances}
+        return {name: float(values[row]) for name, values in scores.items() if values is not None}
 
     @property
     def present(self) -> NDArray[np.bool_]:
@@ -165,9 +178,8 @@ class Predictions:
                 "probabilities": self.probabilities[row, : len(item.options)].tolist(),
                 "choice": int(self.choices[row]),
                 "gold": item.gold,
+                **self._scores(row),
             }
-            if self.epistemic is not None:
-                record["epistemic"] = float(self.epistemic[row])
             if item.probabilities is not None:
                 record["truth"] = list(item.probabilities)
             if item.gold is not None and record["choice"] != item.gold:
@@ -198,6 +210,24 @@ def read_epistemic(path: Path) -> NDArray[np.float64]:
     """Epistemic uncertainty ``[N]`` of every question in a file of predictions; 0 where there was one draw only."""
     with _reading(path) as records:
         return np.array([record["epistemic"] for record in records], dtype=np.float64)
+
+
+def read_distances(path: Path) -> NDArray[np.float64] | None:
+    """Distances ``[N]`` from the training questions in a file of predictions; ``None`` if it has none."""
+    with _reading(path) as records:
+        found = [record[DISTANCE] for record in records if DISTANCE in record]
+        return np.array(found, dtype=np.float64) if len(found) == len(records) else None
+
+
+def read_scores(path: Path) -> dict[str, NDArray[np.float64]]:
+    """Scores ``[N]`` of the questions in a file of predictions, by name, as
+    :func:`bayeslora.predict.questions.familiarity.uncertainty_scores` has them."""
+    _, probabilities, _ = read_predictions(path)
+    scores = {"distance": read_distances(path), "entropy": np.asarray(metrics.entropy(probabilities))}
+    with _reading(path) as records:
+        if all("epistemic" in record for record in records):
+            scores["epistemic"] = np.array([record["epistemic"] for record in records], dtype=np.float64)
+    return {name: values for name, values in scores.items() if values is not None}
 
 
 def read_choices(path: Path) -> NDArray[np.int64]:

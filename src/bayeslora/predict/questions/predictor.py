@@ -6,9 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import Calibration
+from bayeslora.predict.questions.familiarity import Familiarity
+from bayeslora.predict.questions.features import prompt_features
 from bayeslora.predict.questions.predictions import Predictions
 from bayeslora.predict.questions.scorer import DrawScores, Scorer
 from bayeslora.predict.questions.scores import score_questions
@@ -30,6 +35,7 @@ class Predictor:
         sampling: draws of the weights to average.
         batch_tokens: tokens per batch.
         calibration: temperature and threshold, as fitted on held-out data.
+        familiarity: measures the distance of questions from those of training.
     """
 
     scorer: Scorer
@@ -39,6 +45,7 @@ class Predictor:
     sampling: Sampling = field(default_factory=Sampling)
     batch_tokens: int = 16384
     calibration: Calibration = field(default_factory=Calibration)
+    familiarity: Familiarity | None = None
 
     def __call__(
         self,
@@ -50,7 +57,7 @@ class Predictor:
         if not items:
             raise InputError("there are no questions to predict; give at least one")
         encoded = self.encode(items) if encoded is None else encoded
-        return self.predictions(items, self.score(encoded, advance))
+        return self.with_distances(encoded, self.predictions(items, self.score(encoded, advance)))[0]
 
     def predictions(self, items: Sequence[Item], scores: DrawScores) -> Predictions:
         """Calibrated predictions from the scores of these questions."""
@@ -59,6 +66,21 @@ class Predictor:
     def score(self, encoded: Sequence[EncodedItem], advance: Callable[[int, int], None] | None = None) -> DrawScores:
         """Scores of the questions under every draw, before calibration."""
         return score_questions(self.scorer, encoded, self.sampling, batch_tokens=self.batch_tokens, advance=advance)
+
+    def with_distances(self, encoded: Sequence[EncodedItem], *predictions: Predictions) -> list[Predictions]:
+        """Several predictions of the same questions, with the distances of these from the training questions, if known."""
+        if self.familiarity is None:
+            return list(predictions)
+        distances = self.familiarity.gaussian.distances(self.features(encoded))
+        return [replace(one, distances=distances) for one in predictions]
+
+    def features(
+        self, encoded: Sequence[EncodedItem], advance: Callable[[int, int], None] | None = None
+    ) -> NDArray[np.float64]:
+        """Features ``[N, d]`` of the questions, by the posterior mean."""
+        return prompt_features(
+            self.scorer.model, encoded, pad_id=self.scorer.pad_id, batch_tokens=self.batch_tokens, advance=advance
+        )
 
     def with_draws(self, **changes: Any) -> Predictor:
         """Return a copy with changed fields of :class:`Sampling`."""
