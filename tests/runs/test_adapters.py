@@ -147,6 +147,7 @@ def test_an_adapter_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         "adapter_config.json",
         "adapter_model.safetensors",
         "calibration.json",
+        "familiarity.safetensors",
         "bayeslora.json",
     ]
     with pytest.raises(InputError, match=r"no adapter could be loaded from the hub \(no org/other\)"):

@@ -151,6 +151,7 @@ def test_to_the_hub_and_back(run: Path, hub: Path, capsys: pytest.CaptureFixture
         "adapter_model.safetensors",
         "bayeslora.json",
         "calibration.json",
+        "familiarity.safetensors",
         "reliability.svg",
     }
     for content in sent.values():
@@ -163,7 +164,7 @@ def test_to_the_hub_and_back(run: Path, hub: Path, capsys: pytest.CaptureFixture
     )
     for model in (local, back):
         [answer] = model.classify(["the number 7"])
-        assert answer.choices == ("even", "odd")
+        assert answer.choices == ("even", "odd") and answer.distance is not None
     assert back.classify(["the number 7"])[0].probabilities == pytest.approx(
         local.classify(["the number 7"])[0].probabilities, abs=1e-6
     )

@@ -341,6 +341,8 @@ def changed(kind):
         "draw_layers": "0.5",
         "nli": "org/nli",
         "calibrate": "none",
+        "unfamiliar_by": "entropy",
+        "unfamiliar_from": 0.95,
         "settings": {"flow_depth": 0, "zero_start": None},
         "scoring": "letter",
         "columns": {"question": "query"},

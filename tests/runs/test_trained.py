@@ -357,7 +357,7 @@ def test_the_scale_is_kept_where_stock_peft_finds_it(trained: Path, calibrated: 
 
 def test_calibration_changes_nothing_but_itself(trained: Path, calibrated: Path) -> None:
     before, after = contents(trained), contents(calibrated)
-    assert after.keys() - before.keys() == {"adapter/calibration.json"}
+    assert after.keys() - before.keys() == {"adapter/calibration.json", "adapter/familiarity.safetensors"}
     assert {name for name in before if before[name] != after[name]} == {"adapter/adapter_config.json"}
     assert train(WIDE, calibrated) == read_json(trained / "result.json")  # the run is still this run
 
@@ -399,8 +399,9 @@ def test_the_model_keeps_quiet_below_the_threshold(calibrated: Path, capsys: pyt
     number = int(unsure.id.removeprefix("q"))
     words = ["--question", f"Is {number} even?", *(w for c in question(number)["choices"] for w in ("--choice", c))]
     assert bayeslora("predict", calibrated, *words, "--quiet") == 0
-    *_, said, last = capsys.readouterr().out.splitlines()
+    *_, said, how, last = capsys.readouterr().out.splitlines()
     assert said.startswith("not sure enough to answer") and last.startswith("prediction set: ") and "90% of" in last
+    assert "familiar question (farther from the training questions than" in how
     assert answer(capsys, calibrated, *words)["answer"] is None
 
 

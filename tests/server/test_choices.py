@@ -58,6 +58,7 @@ def test_an_answer_is_that_of_the_library(
     mean = replace(trained, samples=0).predict([item]).probabilities[0].tolist()
     assert reply["deterministic"] == pytest.approx(mean, abs=1e-7)
     assert reply["level"] == 0.8 and reply["model"] == "tiny-run"
+    assert (reply["distance"], reply["unfamiliar"]) == (want.distance, want.unfamiliar) and want.distance is not None
 
 
 def test_a_reply_has_the_posterior_mean_only_if_asked(url: str) -> None:

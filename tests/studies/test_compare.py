@@ -20,7 +20,7 @@ from bayeslora import metrics
 from bayeslora.errors import InputError
 from bayeslora.figures.table import CALIBRATED_COLUMNS, COLUMNS
 from bayeslora.methods import METHODS
-from bayeslora.predict.questions.predictions import read_epistemic, read_predictions
+from bayeslora.predict.questions.predictions import read_distances, read_epistemic, read_predictions
 from bayeslora.runs.result import RunResult
 from bayeslora.studies.compare import compare
 from bayeslora.studies.comparison import OWN, Comparison
@@ -174,7 +174,7 @@ def test_uncertainty_tells_shifted_questions_from_its_own(done):
         own = run_path(done, task_directory(), method, OWN, seed) / "predictions.jsonl.gz"
         shifted = done / "shift" / "task" / "other" / method / f"seed-{seed}" / "predictions.jsonl.gz"
         found = rows[method]["runs"][seed]["metrics"]
-        for name, score in (("epistemic", read_epistemic), ("entropy", _entropies)):
+        for name, score in (("epistemic", read_epistemic), ("entropy", _entropies), ("distance", read_distances)):
             a, b = score(own), score(shifted)
             expected = roc_auc_score([0] * len(a) + [1] * len(b), [*a, *b])
             assert found[f"shift_auroc_{name}"] == pytest.approx(expected), name
@@ -191,9 +191,10 @@ def test_methods_without_draws_have_no_epistemic_uncertainty_to_tell_by(done):
         assert "shift_auroc_entropy" in metrics and "shift_auroc_epistemic" not in metrics
     text = (done / "table.md").read_text(encoding="utf-8")
     own, shifted = text.split("## task → other")
-    assert "AUROC, epistemic ↑" in shifted and "AURC ↓" in shifted and "AURC" not in own.split("## task")[1]
+    assert "AUROC, epistemic ↑" in shifted and "AUROC, distance ↑" in shifted
+    assert "AURC ↓" in shifted and "AURC" not in own.split("## task")[1]
     line = next(line for line in shifted.splitlines() if line.startswith("| lora"))
-    assert line.split(" | ")[-4] == "—"
+    assert line.split(" | ")[-5] == "—"
     assert "AUROC: how well" in own
 
 
@@ -201,9 +202,8 @@ def test_aurc_is_shown_as_the_runs_have_it(done):
     rows = read_json(done / "table.json")["sections"]["task → other"]["bbb"]
     mean = np.mean([run["metrics"]["aurc"] for run in rows["runs"]])
     after = {"calibrated_nll", "calibrated_ece"}
-    assert (
-        set(rows["ties_best"]) == {"acc", "nll", "ece", "aurc", "shift_auroc_epistemic", "shift_auroc_entropy"} | after
-    )
+    told_by = {f"shift_auroc_{name}" for name in ("epistemic", "entropy", "distance")}
+    assert set(rows["ties_best"]) == {"acc", "nll", "ece", "aurc"} | told_by | after
     shifted = (done / "table.md").read_text(encoding="utf-8").split("## task → other")[1]
     assert f"{mean:.3f} ±" in next(line for line in shifted.splitlines() if line.startswith("| bbb"))
 
