@@ -102,7 +102,7 @@ def test_names_of_the_hub_are_tags(tmp_path: Path) -> None:
     assert front["base_model"] == "org/base" and front["datasets"] == ["org/data"]
     assert "it says it is 57% sure on average, and is right in 50% of the cases" in card and "| calibrated" not in card
     assert public_name("some/where/secret/chats.jsonl") == "chats" and public_name("arc-easy") == "arc-easy"
-    assert public_name("some/Model-1.5B-Instruct") == "Model-1.5B-Instruct" and public_name("a/b/chats.csv") == "chats"
+    assert public_name("some/where/Model-1.5B-Chat") == "Model-1.5B-Chat" and public_name("a/b/chats.csv") == "chats"
 
 
 def test_peft_loads_it_at_the_mean(run: Path) -> None:

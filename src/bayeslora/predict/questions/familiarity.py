@@ -88,6 +88,7 @@ class Familiarity:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to a file atomically; the same content gives the same bytes."""
         arrays = {name: getattr(self.gaussian, name) for name in _GAUSSIAN}
+        arrays["directions"] = arrays["directions"].astype(np.float32)  # nearly all of the file
         arrays["shrinkage"] = np.array([self.gaussian.shrinkage])
         arrays["quantile"] = np.array([self.quantile])
         arrays |= {f"{_VALIDATION}{name}": values for name, values in self.validation.items()}
