@@ -3,8 +3,8 @@
 python benchmarks/across.py TABLE.json [TABLE.json ...] [--section ARC-EASY ...] [--metrics nll aurc] [--figure all.png] > all.md
 
 Each TABLE.json is the record that `bayeslora compare` has written; several are put side by side. The last column is the mean
-rank of a method over the tasks that it and all others have; with --ranks there is one table of those alone. The figure is
-accuracy against calibration error.
+rank of a method over the tasks that it and all others have; with --ranks there is one table of those alone, and with --means
+one of the means over the tasks, without the methods that lack one. The figure is accuracy against calibration error.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 from records import command, read_sections
 
 from bayeslora.figures.scatter import scatter_figure
-from bayeslora.figures.table import COLUMNS, Cell, Column, Row, markdown
+from bayeslora.figures.table import CALIBRATED_COLUMNS, COLUMNS, Cell, Column, Row, markdown
 from bayeslora.studies.question_sections import DISTANCE_COLUMN, SHIFT_COLUMNS
 
 RANK = "rank"
-KNOWN = {column.metric: column for column in (*SHIFT_COLUMNS, DISTANCE_COLUMN)}
+KNOWN = {column.metric: column for column in (*SHIFT_COLUMNS, DISTANCE_COLUMN, *CALIBRATED_COLUMNS)}
 
 
 def cells(sections: Mapping[str, Any], metric: str) -> dict[str, dict[str, Cell]]:
@@ -74,6 +74,19 @@ def rank_table(sections: Mapping[str, Any], columns: Sequence[Column] = COLUMNS)
     return markdown(by_first, shown)
 
 
+def mean_table(sections: Mapping[str, Any], columns: Sequence[Column]) -> str:
+    """Means over the tasks in all metrics, by seed, the best method by the first of them on top."""
+    rows: dict[str, dict[str, Cell]] = {}
+    for column in columns:
+        for method, row in cells(sections, column.metric).items():
+            if len(row) == len(sections):
+                by_seed = zip(*(cell.values for cell in row.values()), strict=True)
+                rows.setdefault(method, {})[column.metric] = Cell(tuple(map(mean, by_seed)))
+    first = columns[0]
+    ranked = sorted(rows.items(), key=lambda item: item[1][first.metric].mean, reverse=first.largest)
+    return markdown(dict(ranked), columns)
+
+
 def draw(sections: Mapping[str, Any], path: Path) -> None:
     """Accuracy against calibration error, a panel for each task."""
     shown: dict[str, dict[str, dict[str, Cell]]] = {task: {} for task in sections}
@@ -91,6 +104,7 @@ def main() -> None:
     parser.add_argument("--section", nargs="*", default=[], help="tasks, in the order wanted; all by default")
     parser.add_argument("--metrics", nargs="*", choices=KNOWN, default=[column.metric for column in COLUMNS])
     parser.add_argument("--ranks", action="store_true", help="mean ranks over the tasks alone")
+    parser.add_argument("--means", action="store_true", help="means over the tasks alone, also after calibration")
     parser.add_argument("--figure", type=Path, default=None, help="where to draw accuracy against calibration error")
     given = parser.parse_args()
     sections = read_sections(given.tables, given.section)
@@ -99,6 +113,10 @@ def main() -> None:
     if given.ranks:
         order = sorted(COLUMNS, key=lambda column: column.metric != "nll")
         print(rank_table(sections, order))
+        return
+    if given.means:
+        order = sorted((*COLUMNS, *CALIBRATED_COLUMNS), key=lambda column: column.metric != "nll")
+        print(mean_table(sections, order))
         return
     columns = [KNOWN[metric] for metric in given.metrics]
     for title, text in tables(sections, columns).items():

@@ -401,6 +401,27 @@ def test_tables_of_the_ablations() -> None:
     assert len(tables) == len(ABLATIONS) and all(table in page for table in tables)
 
 
+def test_tables_of_the_reports() -> None:
+    reports, record = ROOT / "benchmarks/reports", ROOT / "benchmarks/results/main/seed-0.json"
+    page = (reports / "main-table.md").read_text(encoding="utf-8")
+    assert printed_by("across", record, "--means") in page
+    assert printed_by("across", record, "--metrics", "nll", "calibrated_nll", "ece", "acc") in page
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "\n".join(printed_by("across", record, "--means").splitlines()[:6]) in readme
+    answers = (reports / "free-answers.md").read_text(encoding="utf-8")
+    rows = json.loads((ROOT / "benchmarks/results/rivals/arc-easy.json").read_text(encoding="utf-8"))["rows"]
+    shown = [line for line in answers.splitlines() if line.startswith("|")][2:]
+    assert len(shown) == len(rows) > 40
+    for row in rows:
+        cells = (row["model"], row["sequences"], f"{1000 * row['seconds']:.1f}", f"{row['auroc']:.3f}")
+        found = [
+            line
+            for line in shown
+            if row["score"] in line and f"| {cells[0]} | {cells[1]} | {cells[2]} | {cells[3]} " in line
+        ]
+        assert found, row["score"]
+
+
 def test_figures_of_the_search() -> None:
     page = (ROOT / "docs/tuning.md").read_text(encoding="utf-8")
     record = json.loads((ROOT / "benchmarks/results/tune/arc-easy-tuned.json").read_text(encoding="utf-8"))

