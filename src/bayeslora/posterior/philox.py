@@ -170,7 +170,9 @@ def _device_constants(key: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
 
 
 def _host_constants(seed: int) -> tuple[Array, Sequence[Array]]:
-    return np.array(MULTIPLIERS, np.uint64)[:, None, None], np.array(key_schedule(seed), np.uint64)[..., None, None]
+    return np.array(MULTIPLIERS, np.uint64)[:, None, None], list(
+        np.array(key_schedule(seed), np.uint64)[..., None, None]
+    )
 
 
 @lru_cache(maxsize=16)
