@@ -50,6 +50,7 @@ def test_shapes_are_those_of_the_models(name: str) -> None:
     """Parameters as published, counted without memory."""
     published = {
         "smollm2": 134_515_008,
+        "qwen2.5-1.5b": 1_543_714_304,
         "llama2-7b": 6_738_415_616,
         "qwen2.5-14b": 14_770_033_664,
         "qwen3-30b-a3b": 30_532_122_624,
