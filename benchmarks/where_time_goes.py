@@ -17,8 +17,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from bayeslora.atomic_files import write_json
+from bayeslora.bench.actions import Predict
 from bayeslora.bench.config import LORA, BenchConfig, parse_batch
-from bayeslora.bench.measures import Predict
 from bayeslora.bench.subjects import Subjects
 from bayeslora.runs.environment import describe_environment
 

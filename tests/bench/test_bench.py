@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from bayeslora import find_holder
+from bayeslora.bench.actions import TrainStep, count_operators, saved_bytes
 from bayeslora.bench.config import LORA, BenchConfig, parse_batch
-from bayeslora.bench.measures import MEASURES, TrainStep, count_operators, saved_bytes
+from bayeslora.bench.growth import AXES, exponent, growth_of
+from bayeslora.bench.measures import MEASURES
 from bayeslora.bench.questions import harness, ours, random_questions
 from bayeslora.bench.rows import Row
 from bayeslora.bench.run import bench
@@ -140,7 +142,7 @@ def test_an_adapter_on_a_tied_head_is_none_for_the_harness() -> None:
         harness(model, made, random_questions(2, made.vocabulary))
 
 
-@pytest.mark.parametrize("what", some(MEASURES, lambda what: what != "questions"))
+@pytest.mark.parametrize("what", some([it for it in MEASURES if it != "growth"], lambda what: what != "questions"))
 def test_everything_can_be_measured(what: str, tmp_path: Path) -> None:
     if what == "questions":
         pytest.importorskip("lm_eval")
@@ -157,6 +159,32 @@ def test_everything_can_be_measured(what: str, tmp_path: Path) -> None:
     assert written["environment"]["packages"]["torch"] and written["config"]["repeats"] == 2
     with pytest.raises(InputError, match="is there already"):
         bench([what], BenchConfig(**SMALL), out=tmp_path / "out.json")
+
+
+@pytest.mark.system
+def test_growth_is_measured_along_every_axis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bayeslora.bench.growth.AXES", {axis: values[:2] for axis, values in AXES.items()})
+    found = bench(["growth"], BenchConfig(**SMALL), device="cpu", figures=tmp_path / "figures")
+    rows = [Row(**row) for row in found.record["rows"]]
+    for axis, values in AXES.items():
+        for who, figure in ((LORA, "median"), ("bayesian-lora", "median"), ("bayesian-lora", "operators")):
+            points = growth_of(rows, axis, f"{who}, train", figure)
+            assert [value for value, _ in points] == list(values[:2]), (axis, who)
+        assert (tmp_path / "figures" / f"growth-{axis}.svg").read_text(encoding="utf-8").startswith("<?xml")
+    launches = growth_of(rows, "layers", "bayesian-lora, train", "operators")
+    assert exponent(launches) == 0.0  # the same number of operators whatever the number of layers
+    kept = growth_of(rows, "rows", f"{LORA}, train", "bytes")
+    assert 0.5 < exponent(kept) <= 1.01
+
+
+def test_growth_exponents() -> None:
+    assert exponent([(1, 5.0), (2, 3.0), (8, 48.0)]) == pytest.approx(2.0)
+    assert exponent([(4, 3.0), (8, 3.0)]) == 0.0
+
+
+def test_figures_are_of_growth_alone(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="figures are of growth"):
+        bench(["draw"], BenchConfig(**SMALL), device="cpu", figures=tmp_path)
 
 
 def test_operators_of_a_draw_do_not_grow_with_the_layers() -> None:

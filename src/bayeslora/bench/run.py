@@ -9,6 +9,7 @@ from typing import Any
 
 from bayeslora.atomic_files import write_json
 from bayeslora.bench.config import BenchConfig
+from bayeslora.bench.growth import draw_growth
 from bayeslora.bench.measures import MEASURES
 from bayeslora.bench.subjects import Subjects
 from bayeslora.bench.tables import by_method, line_by_line
@@ -34,14 +35,17 @@ def bench(
     *,
     device: str = "auto",
     out: Path | None = None,
+    figures: Path | None = None,
     report: Reporter | None = None,
 ) -> Benchmark:
-    """Run the measurements; writes the record to ``out`` if given."""
+    """Run the measurements; writes the record to ``out``, and figures of growth to a directory, if given."""
     if not what:
         raise InputError(f"there is nothing to measure; choose among {', '.join(MEASURES)}")
     for name in what:
         if name not in MEASURES:
             raise InputError(f"cannot measure {name!r}; choose among {', '.join(MEASURES)}")
+    if figures is not None and "growth" not in what:
+        raise InputError("figures are of growth, which is not measured; leave them out, or measure growth")
     if out is not None and out.exists():
         raise InputError(f"{out}: is there already; choose another file")
     report = report or Silent()
@@ -57,5 +61,7 @@ def bench(
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_json(out, record)
+    if figures is not None:
+        draw_growth(rows, figures)
     text = line_by_line(rows) if len(what) == 1 else f"{line_by_line(rows)}\n\n{by_method(rows)}"
     return Benchmark(record, text)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from bayeslora.bench.shapes import build_model, quantise, twin
 from bayeslora.errors import InputError
 from bayeslora.methods import find_method, find_preset
 from bayeslora.models.device import resolve_device, resolve_dtype
+from bayeslora.posterior.registry import POSTERIORS, make_settings
 
 
 class Subjects:
@@ -30,8 +34,16 @@ class Subjects:
             quantise(self._base)
         self.vocabulary: int = self._base.config.vocab_size
 
-    def make(self, name: str) -> Any:
-        """Build a model with a new adapter of a method, or with PEFT's LoRA."""
+    def changed(self, config: BenchConfig) -> Subjects:
+        """The same with other settings; the frozen weights are shared if the depth is the same."""
+        if config.depth != self.config.depth:
+            return Subjects(config, str(self.device))
+        found = copy(self)
+        found.config = config
+        return found
+
+    def make(self, name: str, **settings: Any) -> Any:
+        """Build a model with a new adapter of a method, or with PEFT's LoRA; ``settings`` are those of the posterior."""
         config = self.config
         targets = self._targets()
         if name == LORA:
@@ -39,19 +51,14 @@ class Subjects:
                 r=config.rank, lora_alpha=2 * config.rank, target_modules=targets, task_type="CAUSAL_LM"
             )
         else:
-            known, _, preset = name.partition(":")
-            method = find_method(known)
-            if method.foreign() is not None:
-                raise InputError(f"method {name!r} is an adapter of PEFT's own, which is not timed here; leave it out")
-            chosen = find_preset(method, preset or "default")
-            posterior = method.posterior_name if chosen.posterior is None else chosen.posterior.name
+            posterior, own = self._posterior(name)
             peft_config = BayesLoraConfig(
                 r=config.rank,
                 lora_alpha=2 * config.rank,
                 target_modules=targets,
                 task_type="CAUSAL_LM",
                 posterior=posterior,
-                settings={**chosen.settings, **self._inducing(posterior)},
+                settings={**own, **self._inducing(posterior), **settings},
             )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # tied heads
@@ -62,6 +69,20 @@ class Subjects:
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         return model
+
+    def settings_of(self, name: str) -> dict[str, Any]:
+        """All settings of a method's posterior."""
+        posterior, own = self._posterior(name)
+        return asdict(make_settings(posterior, POSTERIORS[posterior].config_class, own))
+
+    def _posterior(self, name: str) -> tuple[str, Mapping[str, Any]]:
+        """The posterior of a method, and the settings that its preset changes."""
+        known, _, preset = name.partition(":")
+        method = find_method(known)
+        if method.foreign() is not None:
+            raise InputError(f"method {name!r} is an adapter of PEFT's own, which is not timed here; leave it out")
+        chosen = find_preset(method, preset or "default")
+        return method.posterior_name if chosen.posterior is None else chosen.posterior.name, chosen.settings
 
     def load(self, place: Path) -> Any:
         """Build a model with the adapter in a directory."""

@@ -21,7 +21,7 @@ class Bench(OutputOptions):
 
     what: Annotated[
         Positional[tuple[str, ...]],
-        tyro.conf.arg(metavar="{train,predict,redraw,cold,questions,decode,draw,memory}"),
+        tyro.conf.arg(metavar="{train,predict,redraw,cold,questions,decode,draw,memory,growth}"),
     ]
     """What to measure; several are measured one after another."""
     bench: Unnamed[BenchConfig]
@@ -29,11 +29,13 @@ class Bench(OutputOptions):
     """auto, cpu, cuda, cuda:N or mps."""
     out: Path | None = None
     """File for the record as JSON; nothing is written without it."""
+    figures: Path | None = None
+    """Directory for the figures of growth, one for each thing that grows."""
 
     def run(self) -> None:
         """Measure, with the table on stdout."""
         from bayeslora.bench.run import bench
 
         with reporter(quiet=self.quiet) as report:
-            found = bench(self.what, self.bench, device=self.device, out=self.out, report=report)
+            found = bench(self.what, self.bench, device=self.device, out=self.out, figures=self.figures, report=report)
         print(json.dumps(found.record) if self.json else found.text)
