@@ -20,6 +20,7 @@ extensions = [
     "public_names",
     "verb_help",
     "presentation_math",
+    "report_links",
 ]
 exclude_patterns = ["_ext"]
 
