@@ -1,4 +1,4 @@
-"""The tables of docs/ablations.md from the records of `bayeslora ablate`.
+"""The tables of benchmarks/reports/ablations.md from the records of `bayeslora ablate`.
 
 python benchmarks/ablated.py benchmarks/results/ablations/*.json
 

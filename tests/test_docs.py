@@ -24,7 +24,13 @@ from tiers import some
 from train import tiny
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+REPORTS = ROOT / "benchmarks/reports"
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(REPORTS.glob("*.md")),
+]
 RUNNABLE = re.compile(r"<!-- run -->\n```python\n(.*?)```", re.DOTALL)
 SHELL = re.compile(r"```bash\n(.*?)```", re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+?)(?:#[^)]*)?\)")
@@ -122,7 +128,7 @@ def test_figures_of_the_quickstart_with_the_default_preset() -> None:
     files = sorted((ROOT / "benchmarks/results/quickstart/default").glob("*.json"))
     results = [json.loads(file.read_text(encoding="utf-8"))["bayesian-lora"] for file in files]
     nll, ece = ([f"{result['metrics'][name]:.3f}" for result in results] for name in ("nll", "ece"))
-    page = " ".join((ROOT / "docs/training.md").read_text(encoding="utf-8").split())
+    page = " ".join((REPORTS / "quickstart.md").read_text(encoding="utf-8").split())
     assert f"the NLL is {nll[0]}, {nll[1]} and {nll[2]} and the ECE {ece[0]}, {ece[1]} and {ece[2]} " in page
     assert all(result["environment"]["commit"].startswith("6682ece") for result in results)
 
@@ -154,7 +160,7 @@ SIX = ["arc-easy", "arc-challenge", "openbookqa", "winogrande-s", "winogrande-m"
     ids=["all", "tempered", "other rates", "letters"],
 )
 def test_tables_of_the_comparison(records: list[str], tasks: list[str], metrics: list[str]) -> None:
-    page = (ROOT / "docs/comparison.md").read_text(encoding="utf-8")
+    page = (REPORTS / "comparison.md").read_text(encoding="utf-8")
     printed = printed_by("across", *(ROOT / "benchmarks/results" / name for name in records), "--section", *tasks)
     titled = zip(*[iter(printed.split("\n\n"))] * 2, strict=True)
     tables = {title.strip("*").split()[0]: table for title, table in titled}
@@ -187,9 +193,9 @@ ALL_OF_SHIFT = ["nll", "ece", "acc", "aurc", "shift_auroc_epistemic", "shift_aur
     [
         ("shift", "across", ["shift/openbookqa.json", "--section", *SHIFTS, "--metrics", *ALL_OF_SHIFT], 6),
         ("shift", "sections", ["shift/openbookqa.json", "--section", "openbookqa"], 1),
-        ("language-modelling", "sections", ["wikitext2/table.json"], 2),
-        ("language-modelling", "sections", ["wikitext2/one-draw.json"], 2),
-        ("mathematics", "sections", ["math/table.json", "math/aime.json"], 3),
+        ("wikitext2", "sections", ["wikitext2/table.json"], 2),
+        ("wikitext2", "sections", ["wikitext2/one-draw.json"], 2),
+        ("math", "sections", ["math/table.json", "math/aime.json"], 3),
         (
             "comparison",
             "smoothed",
@@ -200,7 +206,7 @@ ALL_OF_SHIFT = ["nll", "ece", "acc", "aurc", "shift_auroc_epistemic", "shift_aur
     ids=["shifts", "what was learnt before them", "text", "text, one draw", "mathematics", "smoothing"],
 )
 def test_tables_of_the_studies(page: str, script: str, given: list[str], count: int) -> None:
-    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    text = (REPORTS / f"{page}.md").read_text(encoding="utf-8")
     words = [f"benchmarks/results/{word}" if word.endswith(".json") else word for word in given]
     tables = printed_by(script, *words).split("\n\n")[1::2]
     assert len(tables) == count and all(table in text for table in tables)
@@ -209,7 +215,7 @@ def test_tables_of_the_studies(page: str, script: str, given: list[str], count: 
 @pytest.mark.parametrize("task", ["arc-easy", "arc-challenge"])
 def test_quality_of_late_draws(task: str) -> None:
     column = {"arc-easy": 3, "arc-challenge": 4}[task]
-    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    page = (REPORTS / "performance.md").read_text(encoding="utf-8")
     table = page.split("| draws differ in | time, from the table above |")[1].split("\n\n")[0]
     shown = [line.split("|")[column].strip() for line in table.splitlines()[2:]]
     record = json.loads((ROOT / f"benchmarks/results/frontier/{task}.json").read_text(encoding="utf-8"))
@@ -217,10 +223,10 @@ def test_quality_of_late_draws(task: str) -> None:
     assert shown == [*others[:4], mean, *others[4:]]
 
 
-@pytest.mark.parametrize(("page", "records"), [("choosing", TABLE), ("comparison", BEYOND)])
-def test_mean_ranks(page: str, records: list[str]) -> None:
+@pytest.mark.parametrize("records", [TABLE, BEYOND], ids=["all", "other rates"])
+def test_mean_ranks(records: list[str]) -> None:
     paths = [ROOT / "benchmarks/results" / name for name in records]
-    assert printed_by("across", *paths, "--ranks") in (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+    assert printed_by("across", *paths, "--ranks") in (REPORTS / "comparison.md").read_text(encoding="utf-8")
 
 
 MADE_OF_LORA = ("deep-ensemble", "temperature", "tfb", "laplace", "laplace-last-layer")
@@ -330,7 +336,7 @@ def test_what_fewer_questions_cost() -> None:
 
 @pytest.mark.parametrize("task", ["arc-easy", "arc-challenge"])
 def test_figures_of_answering_only_when_sure(task: str) -> None:
-    page = (ROOT / "docs/prediction.md").read_text(encoding="utf-8")
+    page = (REPORTS / "selective.md").read_text(encoding="utf-8")
     record = json.loads((ROOT / f"benchmarks/results/selective/{task}.json").read_text(encoding="utf-8"))
     for method, figures in record["rows"].items():
         shown = [[f"{100 * it[key]:.1f}" for key in ("value", "low", "high")] for it in figures.values()]
@@ -338,7 +344,7 @@ def test_figures_of_answering_only_when_sure(task: str) -> None:
 
 
 def test_figures_of_what_did_not_help() -> None:
-    page = (ROOT / "docs/training.md").read_text(encoding="utf-8")
+    page = (REPORTS / "width-and-components.md").read_text(encoding="utf-8")
     table = page.split("## What did not help")[1].split("\n\n")[2].replace("**", "")
     record = json.loads((ROOT / "benchmarks/results/average/validation.json").read_text(encoding="utf-8"))
     names = {"base": "default", "average": "average", "both": "average, eight draws per step"}
@@ -365,7 +371,7 @@ def means_of(record: dict[str, Any], variant: str) -> str | None:
 
 
 def test_figures_of_several_components() -> None:
-    page = (ROOT / "docs/training.md").read_text(encoding="utf-8").split("### Several components")[1]
+    page = (REPORTS / "width-and-components.md").read_text(encoding="utf-8").split("## Several components")[1]
     tables = [part.replace("**", "") for part in page.split("\n\n") if part.startswith("| | OpenBookQA")]
     folder = ROOT / "benchmarks/results/components"
     search, earlier = (json.loads((folder / name).read_text("utf-8")) for name in ("search.json", "validation.json"))
@@ -395,20 +401,21 @@ SHOWN = ("nll", "tempered_nll", "acc", "ece")
 
 
 def test_tables_of_the_ablations() -> None:
-    page = (ROOT / "docs/ablations.md").read_text(encoding="utf-8")
+    page = (REPORTS / "ablations.md").read_text(encoding="utf-8")
     printed = printed_by("ablated", *sorted((ROOT / "benchmarks/results/ablations").glob("*.json")))
     tables = printed.split("\n\n")[1::2]
     assert len(tables) == len(ABLATIONS) and all(table in page for table in tables)
 
 
 def test_tables_of_the_reports() -> None:
-    reports, record = ROOT / "benchmarks/reports", ROOT / "benchmarks/results/main/seed-0.json"
-    page = (reports / "main-table.md").read_text(encoding="utf-8")
-    assert printed_by("across", record, "--means") in page
+    record = ROOT / "benchmarks/results/main/seed-0.json"
+    page = (REPORTS / "main-table.md").read_text(encoding="utf-8")
+    means = printed_by("across", record, "--means")
+    assert means in page and means in (ROOT / "docs/results.md").read_text(encoding="utf-8")
     assert printed_by("across", record, "--metrics", "nll", "calibrated_nll", "ece", "acc") in page
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "\n".join(printed_by("across", record, "--means").splitlines()[:6]) in readme
-    answers = (reports / "free-answers.md").read_text(encoding="utf-8")
+    assert "\n".join(means.splitlines()[:6]) in readme
+    answers = (REPORTS / "free-answers.md").read_text(encoding="utf-8")
     rows = json.loads((ROOT / "benchmarks/results/rivals/arc-easy.json").read_text(encoding="utf-8"))["rows"]
     shown = [line for line in answers.splitlines() if line.startswith("|")][2:]
     assert len(shown) == len(rows) > 40
@@ -423,7 +430,7 @@ def test_tables_of_the_reports() -> None:
 
 
 def test_figures_of_the_search() -> None:
-    page = (ROOT / "docs/tuning.md").read_text(encoding="utf-8")
+    page = (REPORTS / "tuning.md").read_text(encoding="utf-8")
     record = json.loads((ROOT / "benchmarks/results/tune/arc-easy-tuned.json").read_text(encoding="utf-8"))
     for trial in record["front"]:
         found = trial["outcomes"]
@@ -439,6 +446,31 @@ def test_figures_of_the_search() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in LINK.findall(page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), f"{name(page)} links to {target}"
+
+
+ANCHOR = re.compile(r"\]\(([^)#:]*)#([^)]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link can lead to within a page, as GitHub names it."""
+    headings = HEADING.findall(re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL))
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", sorted(REPORTS.glob("*.md")), ids=name)
+def test_links_of_reports_lead_to_sections(page: Path) -> None:
+    for target, section in ANCHOR.findall(page.read_text(encoding="utf-8")):
+        assert section in anchors(page.parent / target if target else page), f"{name(page)}: {target}#{section}"
+
+
+def test_all_reports_are_listed() -> None:
+    listed = LINK.findall((REPORTS / "README.md").read_text(encoding="utf-8"))
+    assert {page.name for page in REPORTS.glob("*.md")} - {"README.md"} <= set(listed)
+
+
+def test_results_are_short() -> None:
+    assert len((ROOT / "docs/results.md").read_text(encoding="utf-8").split()) <= 800
 
 
 def test_pictures_are_small_and_shown() -> None:
