@@ -469,6 +469,15 @@ def test_all_reports_are_listed() -> None:
     assert {page.name for page in REPORTS.glob("*.md")} - {"README.md"} <= set(listed)
 
 
+@pytest.mark.parametrize("page", ["results", "performance", "choosing", "prediction"])
+def test_measured_figures_are_in_reports(page: str) -> None:
+    reports = "".join(report.read_text(encoding="utf-8") for report in REPORTS.glob("*.md"))
+    text = re.sub(r"```.*?```|`[^`]*`", "", (ROOT / f"docs/{page}.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    told = set(re.findall(r"(?<![\w.-])\d+\.\d+(?![\w.-]*[a-zA-Z])", text))
+    known = set(re.findall(r"\d+\.\d+", reports))
+    assert told <= known, told - known
+
+
 def test_results_are_short() -> None:
     assert len((ROOT / "docs/results.md").read_text(encoding="utf-8").split()) <= 800
 
