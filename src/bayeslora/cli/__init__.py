@@ -64,7 +64,7 @@ text (.txt) for language modelling.
 
 A model is given as the name of a built-in one, a directory in Hugging Face format, or a hub id such as org/model.
 
-Exit codes: 0 done, 1 failure, 2 bad input (one line on stderr says what to do)."""
+Exit codes: 0 done, 1 failure, 2 bad input (one line on stderr says what to do), 130 interrupted."""
 
 VERBS: dict[str, type[Verb]] = {
     "quickstart": Quickstart,

@@ -28,7 +28,7 @@ class Serve(OfDraws):
     """
 
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 accepts other machines, and then requires a token."""
+    """Address to listen on; 0.0.0.0 accepts other machines: set a token, too."""
     port: int = 8000
     """Port to listen on; 0 takes any free port."""
     allowed_hosts: tuple[str, ...] = ()

@@ -45,7 +45,7 @@ def growth_figure(axis: str, panels: Mapping[str, Mapping[str, Points]], path: s
         panel.xaxis.set_minor_formatter(NullFormatter())
         panel.set_xlabel(axis, fontsize=LABEL)
         panel.set_title(title, fontsize=LABEL)
-        panel.tick_params(labelsize=TICK)
+        panel.tick_params(labelsize=TICK, which="both")
         panel.grid(alpha=0.25, which="both")
         panel.spines[["top", "right"]].set_visible(False)
     handles = {
