@@ -101,6 +101,7 @@ def test_a_run_that_is_not_calibrated_has_none() -> None:
     assert load_run(directory.path).familiarity is None
 
 
+@pytest.mark.system
 def test_few_training_questions_are_enough_and_many_are_not_all_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -118,6 +119,7 @@ def test_every_kind_of_method_has_it(method: str, tmp_path: Path) -> None:
     assert load_run(tmp_path / "run").ask("Is 33 even?", ["yes", "no"]).distance is not None
 
 
+@pytest.mark.system
 def test_the_same_run_gives_the_same_file(trained: Path, task: Path, tmp_path: Path) -> None:
     config = run_config(task=str(task), prediction=CALIBRATED)
     train(config, tmp_path / "run")
@@ -177,6 +179,7 @@ def test_calibrate_fits_it_for_runs_that_lack_it(trained: Path, copied: Path) ->
     assert load_run(copied).ask(f"{STRANGE}?", ["red", "blue"]).unfamiliar is True
 
 
+@pytest.mark.system
 def test_calibrate_chooses_another_score_and_share(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = RunDirectory(copied).familiarity
     before = Familiarity.load(place)
@@ -193,6 +196,7 @@ def test_calibrate_chooses_another_score_and_share(copied: Path, capsys: pytest.
     assert "unfamiliar_from is 1.5" in capsys.readouterr().err
 
 
+@pytest.mark.system
 def test_calibrate_goes_without_training_questions(copied: Path, tmp_path: Path, other: Path) -> None:
     """As for an adapter that was fetched: the task of the run is not here."""
     RunDirectory(copied).familiarity.unlink()
@@ -226,6 +230,7 @@ def test_it_is_printed(trained: Path, other: Path, capsys: pytest.CaptureFixture
     assert "AUROC of telling these questions from the run's own: distance " in told
 
 
+@pytest.mark.system
 def test_scores_that_were_made_otherwise_are_not_compared(trained: Path, other: Path, tmp_path: Path) -> None:
     assert "shift" not in evaluated(trained, other, tmp_path / "draws", "--samples", 2)
     assert bayeslora("evaluate", trained, "--out", tmp_path / "own", "--quiet") == 0

@@ -57,7 +57,13 @@ def write_any(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 @pytest.mark.parametrize("divided", [True, False])
-@pytest.mark.parametrize("fields", [("text",), ("prompt", "completion"), ("question", "answer")])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ("text",),
+        *(pytest.param(it, marks=pytest.mark.system) for it in (("prompt", "completion"), ("question", "answer"))),
+    ],
+)
 def test_training_data_need_not_fit_into_memory(divided: bool, fields: tuple[str, ...], tmp_path: Path) -> None:
     """Four hundred kilobytes of text are read, divided and encoded, and a quarter of that is kept, whatever the shape."""
     rows = [{name: f"{name} {number} " + "word " * (800 // len(fields)) for name in fields} for number in range(100)]
