@@ -233,7 +233,7 @@ def draw_selective(moons: Moons) -> Figure:
 def draw_confidence(results: Path) -> Figure:
     """How sure the quickstart's models say they are, and how often they are right."""
     figure = Figure(figsize=(7, 2.5), layout="constrained")
-    axes = figure.add_subplot(xlim=(0.5, 0.78), xlabel="share of 200 test questions")
+    axes = figure.add_subplot(xlim=(0.48, 0.78), xlabel="share of 200 test questions")
     names = {"lora": ("LoRA", VERMILION), "bayesian-lora": ("Bayesian-LoRA", BLUE)}
     files = sorted(results.glob("seed-*.json"))
     ticks = {}
