@@ -317,8 +317,11 @@ def read_answers(path: Path) -> Answers:
 
 
 def bounded(values: Sequence[float]) -> NDArray[np.float64]:
-    """Scores as finite numbers."""
-    return np.nan_to_num(np.asarray(values, dtype=np.float64), nan=0.0, posinf=1e6, neginf=-1e6)
+    """Scores as finite numbers: those of impossible answers are infinite. One that is no number is refused."""
+    scores = np.asarray(values, dtype=np.float64)
+    if np.isnan(scores).any():
+        raise InputError(f"a score is no number for {int(np.isnan(scores).sum())} of {len(scores)} answers")
+    return np.clip(scores, -1e6, 1e6)
 
 
 def two_classes(confidence: NDArray[np.float64]) -> NDArray[np.float64]:

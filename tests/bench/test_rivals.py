@@ -251,6 +251,12 @@ def test_all_scores_are_in_one_table_with_their_cost(tmp_path: Path, capsys: pyt
     assert table == capsys.readouterr().out and len(table.splitlines()) == 2 + len(rows)
 
 
+def test_scores_of_impossible_answers_are_bounded_and_those_that_are_no_numbers_are_refused() -> None:
+    assert rivals.bounded([-np.inf, -2.5, np.inf]).tolist() == [-1e6, -2.5, 1e6]
+    with pytest.raises(InputError, match="no number for 1 of 2 answers"):
+        rivals.bounded([0.0, np.nan])
+
+
 def test_a_file_that_is_not_of_answers_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text("{}", encoding="utf-8")
