@@ -130,16 +130,18 @@ class Unigrams(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.table = nn.Embedding(64, 64)
+        self.table, self.head = nn.Embedding(64, 8), nn.Linear(8, 64).requires_grad_(False)
 
-    def forward(self, input_ids, logits_to_keep, **_):
-        return SimpleNamespace(logits=self.table(input_ids)[:, -logits_to_keep:])
+    def forward(self, input_ids, **_):
+        return SimpleNamespace(logits=self.head(self.table(input_ids)))
 
 
 @pytest.mark.parametrize("draws", [1, 2])
-def test_the_host_never_waits_for_losses_of_texts(draws):
+@pytest.mark.parametrize("sliced", [False, True])
+def test_the_host_never_waits_for_losses_of_texts(draws, sliced):
+    model = Unigrams()
     with NoLooking():
-        TokenObjective(Unigrams()).losses(texts(), draws).sum().backward()
+        TokenObjective(model, head=model.head if sliced else None).losses(texts(), draws).sum().backward()
 
 
 @pytest.mark.parametrize("draws", [1, 2, 3, 5])

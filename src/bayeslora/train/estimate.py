@@ -149,14 +149,15 @@ def estimate(
     model = adapt(loaded, config)
     if config.training.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    runner.bind(model, None)
+    with _lean_attention():
+        runner.bind(model, None)
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     epochs, size = (config.training.epochs or 1) * _trainings(config), config.training.batch_size or 1
     tokens = sum(map(runner.length, runner.examples)) * epochs
     below = _below(model)
     runner.config = replace(config, training=replace(config.training, cache_trunk=False))  # meta tensors hold no data
-    runner.bind(model, None)
     with _lean_attention():
+        runner.bind(model, None)
         kept = _kept(model, runner, runner.largest_batch(config.training.micro_batch or size))
     forward = parameters - idle - (below if config.training.cache_trunk else 0)
     backward = (2 if config.training.gradient_checkpointing else 1) * (parameters - idle - below)

@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import sdpa_kernel
 
 from bayeslora.posterior import kl_weight
 from bayeslora.posterior.kl import KLScaling
-from bayeslora.predict.questions.options import Encoded
+from bayeslora.predict.questions.options import ATTENTION, Encoded
 from bayeslora.predict.questions.scorer import Scorer
-from bayeslora.predict.tokens.predictions import batch_texts
 from bayeslora.tasks.tokens import EncodedText
+from bayeslora.train.head_loss import head_input, sliced_cross_entropy
 
 
 class Named(Protocol):
@@ -79,29 +81,75 @@ class QuestionObjective:
 
 @dataclass(frozen=True)
 class TokenObjective:
-    """Cross-entropy of all target tokens of each text."""
+    """Cross-entropy of all target tokens of each text.
+
+    Attributes:
+        model: the model being trained.
+        pad_id: fills rows at their ends, where a causal model does not look.
+        label_smoothing: share of the target that is spread over the vocabulary.
+        head: the model's output head if it can be applied to slices of tokens, see
+            :func:`~bayeslora.train.head_loss.find_sliceable_head`; without it the logits of a batch are in memory.
+    """
 
     model: nn.Module
     pad_id: int = 0
     label_smoothing: float = 0.0
+    head: nn.Module | None = None
 
     def losses(self, examples: Sequence[EncodedText], draws: int) -> Tensor:
-        """Cross-entropy ``[B]`` of every text. Label smoothing spreads over the vocabulary."""
+        """Cross-entropy ``[B]`` of every text."""
         size = math.ceil(len(examples) / draws)
         rows = [k % draws * size + k // draws for k in range(len(examples))]
         given = [examples[0]] * (draws * size)  # empty rows are filled with any text, and do not count
         for row, example in zip(rows, examples, strict=True):
             given[row] = example
-        batch = batch_texts(given, self.pad_id, next(self.model.parameters()).device)
-        counted = batch.places()
-        logits, targets = batch.logits(self.model)[counted].float(), batch.targets[counted]
-        losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.label_smoothing)
-        by_text = losses.new_zeros(batch.targets.shape).index_put(counted, losses).sum(1)
+        lessons = batch_lessons(given, self.pad_id, next(self.model.parameters()).device)
+        losses = self._token_losses(lessons)
+        by_text = losses.new_zeros(lessons.targets.shape).index_put(lessons.counted, losses).sum(1)
         return by_text[torch.tensor(rows).to(losses.device, non_blocking=True)]
+
+    def _token_losses(self, lessons: Lessons) -> Tensor:
+        with sdpa_kernel(ATTENTION):
+            if self.head is not None:
+                states = head_input(self.model, lessons.input_ids, self.head)
+                return sliced_cross_entropy(states, self.head, lessons.targets, lessons.counted, self.label_smoothing)
+            logits: Tensor = self.model(input_ids=lessons.input_ids, use_cache=False).logits
+        targets = lessons.targets[lessons.counted]
+        return F.cross_entropy(
+            logits[lessons.counted].float(), targets, reduction="none", label_smoothing=self.label_smoothing
+        )
 
     def terms(self, example: EncodedText) -> int:
         """One for each token."""
         return example.terms
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """Texts to learn from, one a row, padded at the end.
+
+    Attributes:
+        input_ids: ``[B, T]``.
+        targets: ``[B, T]``, the next tokens.
+        counted: row and column of the targets that count, text by text.
+    """
+
+    input_ids: Tensor
+    targets: Tensor
+    counted: tuple[Tensor, Tensor]
+
+
+def batch_lessons(texts: Sequence[EncodedText], pad_id: int, device: torch.device) -> Lessons:
+    """Texts as one batch. The last target predicts nothing and is left out of the input."""
+    ids = np.full((len(texts), max(map(len, texts))), pad_id, dtype=np.int64)
+    counts = np.zeros(ids.shape, dtype=bool)
+    for row, text in enumerate(texts):
+        start, end = len(text.prompt_ids), len(text)
+        ids[row, :end] = [*text.prompt_ids, *text.target_ids]
+        counts[row, start:end] = True if text.counted is None else text.counted
+    whole = torch.from_numpy(ids).to(device, non_blocking=True)
+    rows, columns = (torch.from_numpy(it).to(device, non_blocking=True) for it in counts[:, 1:].nonzero())
+    return Lessons(whole[:, :-1], whole[:, 1:], (rows, columns))
 
 
 def cross_entropy(log_probabilities: Tensor, gold: Tensor, present: Tensor, smoothing: float = 0.0) -> Tensor:

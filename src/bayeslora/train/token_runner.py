@@ -23,6 +23,7 @@ from bayeslora.runs.predictors import make_token_predictor
 from bayeslora.runs.split_evaluation import EvaluatedSplit, TokenEvaluator, chosen, require_evaluable
 from bayeslora.tasks import AnswerTask, EncodedText, ProblemTask, TokenTask
 from bayeslora.tasks.tokens import marked
+from bayeslora.train.head_loss import find_sliceable_head
 from bayeslora.train.objective import TokenObjective
 from bayeslora.train.task_runner import TaskRunner, splits_of
 
@@ -74,6 +75,7 @@ class TokenRunner(TaskRunner):
         """Create the predictor for the adapted model."""
         self._model = model
         self._predictor = make_token_predictor(model, self._loaded, self.config)
+        self._head = find_sliceable_head(model)
         if isinstance(self._task, AnswerTask):
             find_same(self.config.prediction.nli, model.device)  # refused now, and not after training
 
@@ -83,7 +85,8 @@ class TokenRunner(TaskRunner):
     @property
     def objective(self) -> TokenObjective:
         """Cross-entropy of all target tokens."""
-        return TokenObjective(self._model, self._predictor.pad_id, self.config.training.label_smoothing or 0.0)
+        smoothing = self.config.training.label_smoothing or 0.0
+        return TokenObjective(self._model, self._predictor.pad_id, smoothing, self._head)
 
     @property
     def examples(self) -> Sequence[EncodedText]:
