@@ -1,7 +1,8 @@
-"""A server under load: many clients at once, against one question at a time.
+"""A server under load: many clients at once, against one request at a time.
 
 bayeslora train --model smollm2 --task urns --layers last:2 --max-train 32 --epochs 1 --out run
 python benchmarks/serve_load.py --run run --out load.json
+python benchmarks/serve_load.py --run run --texts 200 --clients 16 --out load.json     # also writes texts
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Load:
     """What came of many requests."""
 
     latencies: list[float] = field(default_factory=list)
-    answers: list[tuple[int, list[float]]] = field(default_factory=list)
+    answers: list[tuple[int, Any]] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
     memory: list[tuple[int, int]] = field(default_factory=list)
     seconds: float = 0.0
@@ -52,17 +53,21 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--queue", type=int, default=64, help="requests that may wait")
     parser.add_argument("--short-queue", type=int, default=16, help="the same where clients are to be sent away")
+    parser.add_argument("--texts", type=int, default=0, help="texts to write, besides the questions")
+    parser.add_argument("--new-tokens", type=int, default=32, help="of each text")
+    parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     questions = [question(number) for number in range(DISTINCT)]
-    expected, device = single_answers(given.run, questions)
-    with server(given.run, given.queue) as (process, url):
+    expected, device = single_answers(given.run, questions, given.device)
+    with server(given, given.queue) as (process, url):
         put(url, questions, range(20), 1)  # what is slow the first time
         alone = put(url, questions, range(given.requests // 5), 1)
         before = batches(fetch(url, "/metrics"))
         together = put(url, questions, range(given.requests), given.clients, process.pid)
         answered, computed = batches(fetch(url, "/metrics")) - before
-    with server(given.run, given.short_queue) as (_, url):
+        texts = write_texts(url, given) if given.texts else {}
+    with server(given, given.short_queue) as (_, url):
         crowded = put(url, questions, range(given.requests // 5), given.clients)
     record = {
         "schema": 1,
@@ -77,6 +82,7 @@ def main() -> None:
         },
         "short_queue": {"queue": given.short_queue, **figures(crowded, expected)},
         "speedup": rate(together) / rate(alone),
+        **texts,
         "environment": describe_environment(device),
     }
     given.out.parent.mkdir(parents=True, exist_ok=True)
@@ -93,18 +99,46 @@ def question(number: int) -> dict[str, Any]:
     return {"question": words, "choices": colours[: 2 + number % 5]}
 
 
-def single_answers(run: Path, questions: Sequence[dict[str, Any]]) -> tuple[list[list[float]], torch.device]:
+def prompt(number: int, new_tokens: int) -> dict[str, Any]:
+    """One of the texts to be continued."""
+    words = " ".join(f"{k} balls are red," for k in range(number % 13))
+    return {"prompt": f"In urn {number} {words} and", "max_tokens": new_tokens, "temperature": 0}
+
+
+def write_texts(url: str, given: argparse.Namespace) -> dict[str, Any]:
+    """The same for texts."""
+    bodies = [prompt(number, given.new_tokens) for number in range(DISTINCT)]
+    put(url, bodies, range(5), 1, path="/v1/completions")
+    alone = put(url, bodies, range(max(1, given.texts // 5)), 1, path="/v1/completions")
+    together = put(url, bodies, range(given.texts), given.clients, path="/v1/completions")
+    wanted = dict(alone.answers)
+    same = [text == wanted[row] for row, text in together.answers if row in wanted]
+    return {
+        "texts": {
+            "new_tokens": given.new_tokens,
+            "one_at_a_time": speed(alone),
+            "together": speed(together),
+            "speedup": rate(together) / rate(alone),
+            "same_text": sum(same) / len(same),
+        }
+    }
+
+
+def single_answers(
+    run: Path, questions: Sequence[dict[str, Any]], device: str
+) -> tuple[list[list[float]], torch.device]:
     """What the library answers to each question alone, and where it computes."""
-    trained = load_run(run)
+    trained = load_run(run, device=device)
     answers = [list(trained.ask(one["question"], one["choices"]).probabilities) for one in questions]
     return answers, next(trained.model.parameters()).device
 
 
 @contextmanager
-def server(run: Path, queue: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def server(given: argparse.Namespace, queue: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """``bayeslora serve`` in a process of its own, and its url."""
-    words = [sys.executable, "-m", "bayeslora", "serve", str(run), "--port", "0", "--json", "--quiet"]
-    process = subprocess.Popen([*words, "--queue", str(queue)], stdout=subprocess.PIPE, text=True)
+    words = [sys.executable, "-m", "bayeslora", "serve", str(given.run), "--port", "0", "--json", "--quiet"]
+    words += ["--device", given.device, "--queue", str(queue)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         yield process, json.loads(process.stdout.readline())["url"]
@@ -114,8 +148,15 @@ def server(run: Path, queue: int) -> Iterator[tuple[subprocess.Popen[str], str]]
             raise SystemExit(f"the server ended with {process.returncode}")
 
 
-def put(url: str, questions: Sequence[dict[str, Any]], numbers: Sequence[int], clients: int, pid: int = 0) -> Load:
-    """Put questions, as many at a time as there are clients; those that are sent away come again when they were told to."""
+def put(
+    url: str,
+    bodies: Sequence[dict[str, Any]],
+    numbers: Sequence[int],
+    clients: int,
+    pid: int = 0,
+    path: str = "/v1/choices",
+) -> Load:
+    """Send requests, as many at a time as there are clients; those that are sent away come again when they were told to."""
     load, lock = Load(), threading.Lock()
     waiting = iter(numbers)
 
@@ -126,13 +167,13 @@ def put(url: str, questions: Sequence[dict[str, Any]], numbers: Sequence[int], c
                 number = next(waiting, None)
             if number is None:
                 return
-            row = number % len(questions)
-            status, answer, seconds = ask(connection, questions[row], load.statuses, lock)
+            row = number % len(bodies)
+            status, answer, seconds = ask(connection, path, bodies[row], load.statuses, lock)
             with lock:
                 load.statuses[status] += 1
                 if status == 200:
                     load.latencies.append(seconds)
-                    load.answers.append((row, answer["probabilities"]))
+                    load.answers.append((row, answer.get("probabilities") or answer["choices"][0]["text"]))
                 if pid:
                     load.memory.append((len(load.latencies), resident(pid)))
 
@@ -145,12 +186,16 @@ def put(url: str, questions: Sequence[dict[str, Any]], numbers: Sequence[int], c
 
 
 def ask(
-    connection: http.client.HTTPConnection, body: dict[str, Any], statuses: Counter[int], lock: threading.Lock
+    connection: http.client.HTTPConnection,
+    path: str,
+    body: dict[str, Any],
+    statuses: Counter[int],
+    lock: threading.Lock,
 ) -> tuple[int, Any, float]:
     """Status, answer and seconds of the attempt that was not sent away."""
     for _ in itertools.count():
         start = time.perf_counter()
-        connection.request("POST", "/v1/choices", json.dumps(body), {"Content-Type": "application/json"})
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
         answer = json.loads(response.read())
         if response.status != 429:
@@ -180,13 +225,16 @@ def resident(pid: int) -> int:
 def figures(load: Load, expected: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Speed, and how far answers are from those to each question alone."""
     differences = [np.abs(np.subtract(answer, expected[row])).max() for row, answer in load.answers]
-    p50, p99 = np.percentile(load.latencies, [50, 99])
+    return {**speed(load), "largest_difference": float(max(differences))}
+
+
+def speed(load: Load) -> dict[str, Any]:
+    """Answers per second and latencies."""
+    found = np.percentile(load.latencies, [50, 95, 99])
     return {
         "statuses": {str(status): count for status, count in sorted(load.statuses.items())},
         "requests_per_second": rate(load),
-        "latency_p50_seconds": float(p50),
-        "latency_p99_seconds": float(p99),
-        "largest_difference": float(max(differences)),
+        **{f"latency_p{k}_seconds": float(it) for k, it in zip((50, 95, 99), found, strict=True)},
     }
 
 

@@ -102,7 +102,7 @@ def test_batches_change_nothing_for_other_methods(method: str) -> None:
     engine = Engine(run, Limits())
     questions = [Question(make_item(f"Is {k} even or what?" * (k + 1), ["yes", "no"]), 3) for k in range(4)]
     encoded = [engine.encode(question) for question in questions]
-    assert engine.batches_questions
+    assert engine.batches
     together = engine.answer(questions, encoded)
     for got, question, tokens in zip(together, questions, encoded, strict=True):
         (alone,) = engine.answer([question], [tokens])
@@ -111,7 +111,7 @@ def test_batches_change_nothing_for_other_methods(method: str) -> None:
 
 
 def test_adapters_of_pefts_own_are_not_batched() -> None:
-    assert not Engine(random_run("pvera"), Limits()).batches_questions
+    assert not Engine(random_run("pvera"), Limits()).batches
 
 
 def test_a_run_that_kept_its_trunk(tmp_path: Any) -> None:

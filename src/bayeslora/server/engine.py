@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from bayeslora.adapter.base import find_any_holder
 from bayeslora.adapter.holder import PosteriorHolder
@@ -99,9 +98,8 @@ class Engine:
         self.limits = limits
         self._tokenizer = trained.loaded.tokenizer
         self._context = context_length(trained.loaded.model)
-        own = isinstance(find_any_holder(trained.model), PosteriorHolder)
-        self.batches_questions = own  # the noise of PEFT's own adapters may depend on the batch
-        self.batches_texts = own and next(trained.loaded.model.parameters()).dtype == torch.float32
+        # the noise of PEFT's own adapters may depend on the batch
+        self.batches = isinstance(find_any_holder(trained.model), PosteriorHolder)
 
     # Questions ----------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The thread that owns the model: a bounded queue, processed in batches.
 
-Queued questions with equal settings are answered together. So are texts with equal settings, if decoding is greedy and the
-model computes in float32; otherwise a batch could change them.
+Queued questions with equal settings are answered together. So are texts with equal settings, if decoding is greedy. A batch
+can change them by rounding only: where two tokens are equally likely to the last bits, the other one may be chosen.
 
 While a text is generated, queued questions are answered between its tokens, one batch at a time: they wait for a token and not
 for a text, and the text waits for at most one batch per token.
@@ -275,11 +275,11 @@ class ModelWorker:
             job.succeed(result)
 
     def _kind_of_question(self, job: QuestionJob) -> Hashable:
-        return job.request.samples if self._engine.batches_questions else id(job)
+        return job.request.samples if self._engine.batches else id(job)
 
     def _kind_of_text(self, job: TextJob) -> Hashable:
         text = job.request
-        together = self._engine.batches_texts and text.writing.greedy
+        together = self._engine.batches and text.writing.greedy
         return (text.writing, text.samples, text.agreement) if together else id(job)
 
 
