@@ -10,9 +10,9 @@ config = BayesLoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "k_pro
 model = get_peft_model(loaded.model, config)
 model.print_trainable_parameters()
 
-example = loaded.tokenizer("The capital of France is Paris.", return_tensors="pt")
-optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-3, weight_decay=0.0)
-likelihood = model.train()(**example, labels=example["input_ids"]).loss  # one draw of the weights
+example = loaded.tokenizer(["The capital of France is Paris."] * 4, return_tensors="pt")
+optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-2, weight_decay=0.0)
+likelihood = model.train()(**example, labels=example["input_ids"]).loss  # four draws, one for each row
 model.elbo(likelihood, examples=1000, labels=example["input_ids"]).backward()  # as if there were 1000 such examples
 optimiser.step()
 

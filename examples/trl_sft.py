@@ -30,7 +30,7 @@ with tempfile.TemporaryDirectory() as folder:
         train_dataset=data,
         processing_class=loaded.tokenizer,
         peft_config=BayesLoraConfig(
-            posterior="decoupled", task_type="CAUSAL_LM", layers_to_transform=[29], target_modules=["q_proj", "v_proj"]
+            task_type="CAUSAL_LM", layers_to_transform=[29], target_modules=["q_proj", "v_proj"]
         ),
     )
     trainer.train()

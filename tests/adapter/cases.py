@@ -77,7 +77,14 @@ def base_model(architecture="llama"):
 
 
 def config(architecture="llama", **settings):
-    given = {"task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8, "init_weights": False, **settings}
+    given = {
+        "posterior": "inducing",
+        "task_type": "CAUSAL_LM",
+        "r": 4,
+        "lora_alpha": 8,
+        "init_weights": False,
+        **settings,
+    }
     given.setdefault("target_modules", TARGETS.get(architecture, ["q_proj", "k_proj", "lm_head"]))
     return BayesLoraConfig(**given)
 

@@ -367,7 +367,7 @@ def test_custom_models_are_adapted_too():
     net = Net(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
     x = torch.randn(4, 6)
     before = net(x)
-    model = get_peft_model(net, BayesLoraConfig(target_modules=["0", "2"], r=2)).eval()
+    model = get_peft_model(net, BayesLoraConfig(posterior="inducing", target_modules=["0", "2"], r=2)).eval()
     torch.testing.assert_close(model(x), before)
     with model.draws(2, generator()):
         assert not torch.allclose(model(x), before)

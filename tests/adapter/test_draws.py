@@ -20,6 +20,23 @@ def test_a_new_adapter_changes_nothing(architecture):
     torch.testing.assert_close(logits(model), logits(base_model(architecture)), atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("rows, draws", [(1, 1), (2, 2), (6, 6), (7, 7), (8, 8), (12, 6), (11, 1), (16, 8)])
+@pytest.mark.parametrize("posterior, most", [("decoupled", 8), ("inducing", 1)])
+def test_draws_of_training_share_a_batch_where_the_posterior_recommends_several(posterior, most, rows, draws):
+    """As many as divide its rows; each row's logits are those of its own draw."""
+    model = adapted(posterior=posterior).train()
+    ids = tokens(batch=rows)
+    with torch.no_grad():
+        found = model(input_ids=ids).logits
+        factors = find_holder(model)._drawn["default"].factors
+        assert factors.n == (draws if most > 1 else 1)
+        model.eval()
+        with find_holder(model).restoring():
+            find_holder(model).use({"default": factors.pick(0)})
+            first = model(input_ids=ids[: rows // factors.n]).logits
+    torch.testing.assert_close(found[: rows // factors.n], first, atol=2e-5, rtol=1e-4)
+
+
 @ALL
 @pytest.mark.parametrize("posterior", ["inducing", "ensemble", "point"])
 def test_blocks_of_a_batch_use_their_own_draw(architecture, posterior):

@@ -51,8 +51,12 @@ def inducing(**settings):
     return lambda layers, seed=0: InducingPosterior(layers, InducingConfig(**settings), seed)
 
 
+ONE_MEAN = {"components": 1, "width": 0.3}
+"""Settings of a decoupled posterior with one mean and a good deal of noise."""
+
+
 def decoupled(**settings):
-    return lambda layers, seed=0: DecoupledPosterior(layers, DecoupledConfig(**settings), seed)
+    return lambda layers, seed=0: DecoupledPosterior(layers, DecoupledConfig(**{**ONE_MEAN, **settings}), seed)
 
 
 def tfb(layers, seed=0):

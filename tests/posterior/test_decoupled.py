@@ -8,6 +8,7 @@ from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
 from bayeslora.posterior import DecoupledConfig, DecoupledPosterior, LayerShape, PointPosterior
 from bayeslora.posterior.flow import FlowParameters, apply_flow
+from posterior.cases import ONE_MEAN
 
 LAYERS = [LayerShape("q", 7, 6, rank=2), LayerShape("v", 5, 6, rank=2), LayerShape("k", 7, 6, rank=2)]
 FORMS = [
@@ -22,7 +23,7 @@ FORMS = [
 @torch.no_grad()
 def build(seed=0, layers=LAYERS, **settings):
     """A posterior in float64 whose every parameter has moved, as training would move it."""
-    posterior = DecoupledPosterior(layers, DecoupledConfig(**settings), seed).double()
+    posterior = DecoupledPosterior(layers, DecoupledConfig(**{**ONE_MEAN, **settings}), seed).double()
     generator = torch.Generator().manual_seed(seed + 1)
     for parameter in posterior.parameters():
         parameter += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
@@ -102,10 +103,24 @@ def test_the_mean_is_the_product_of_the_free_means_and_starting_from_a_lora_is_a
 
 
 def test_it_starts_where_lora_does():
-    ours, lora = DecoupledPosterior(LAYERS), PointPosterior(LAYERS)
+    ours, lora = DecoupledPosterior(LAYERS, DecoupledConfig(**ONE_MEAN)), PointPosterior(LAYERS)
     for name in lora.mean():
         assert torch.equal(ours.mean()[name].A, lora.mean()[name].A)
         assert torch.equal(ours.mean()[name].B, torch.zeros_like(lora.mean()[name].B))
+
+
+def test_what_no_parameter_changes_is_not_among_what_is_learnt():
+    """Fixed widths leave the means, with the same gradient as the whole KL; learnt ones and flows leave it whole."""
+    fixed, learnt = build(), build(learn_widths=True)
+    kl = fixed.kl()
+    assert float(kl.learnt) == float(kl["mean"]) < float(kl.total)
+    gradients = [
+        torch.autograd.grad(value, list(fixed.parameters()), retain_graph=True, allow_unused=True)
+        for value in (kl.total, kl.learnt)
+    ]
+    for whole, part in zip(*gradients, strict=True):
+        assert (whole is None and part is None) or torch.equal(whole, part)
+    assert float(learnt.kl().learnt) == pytest.approx(float(learnt.kl().total), rel=1e-12)
 
 
 # With several components --------------------------------------------------------------------------------------------
@@ -289,7 +304,7 @@ def test_the_sampled_kl_is_unbiased(depth):
 @pytest.mark.parametrize("features", [64, 576, 2048])
 def test_the_noise_an_input_sees_is_the_same_share_of_loras_start_at_every_width(features):
     """``s √(3 m)``, so that one setting serves models of all sizes."""
-    posterior = DecoupledPosterior([LayerShape("q", 8, features, rank=8)], DecoupledConfig(noise=1e-9))
+    posterior = DecoupledPosterior([LayerShape("q", 8, features, rank=8)], DecoupledConfig(**ONE_MEAN, noise=1e-9))
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(features, 40, generator=generator)
     with torch.no_grad():

@@ -14,6 +14,7 @@ from bayeslora.posterior import (
 )
 from bayeslora.posterior.registry import POSTERIORS
 from bayeslora.posterior.snapshots import take_turns
+from posterior.cases import ONE_MEAN
 
 LAYERS = [LayerShape("q", 8, 10, rank=3), LayerShape("v", 4, 10, rank=3), LayerShape("k", 8, 10, rank=3)]
 TRAINED = ["decoupled", "inducing", "point", "dropout", "meanfield", "blob", "ivon", "adalora"]
@@ -143,7 +144,7 @@ def test_a_mixture_is_the_snapshots_side_by_side(name):
 
 def test_opposite_draws_stay_within_a_snapshot():
     """The average over a pair is the mean of its snapshot, where the other factor has no noise."""
-    posterior = DecoupledPosterior(LAYERS, DecoupledConfig(), snapshots=Snapshots(4, 2)).eval()
+    posterior = DecoupledPosterior(LAYERS, DecoupledConfig(**ONE_MEAN), snapshots=Snapshots(4, 2)).eval()
     states = wander(posterior)[-2:]
     draws = posterior.draw(4, torch.Generator().manual_seed(0))["q"].A
     pairs = sorted(float(it[0, 0]) for it in (0.5 * (draws[0] + draws[2]), 0.5 * (draws[1] + draws[3])))

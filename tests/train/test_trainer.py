@@ -217,6 +217,17 @@ def test_likelihood_and_kls_are_logged_apart(tmp_path):
     )
 
 
+def test_a_constant_of_the_kl_does_not_hide_the_loss_in_the_log(tmp_path):
+    """With the default posterior, whose widths are fixed."""
+    model = adapted(posterior="decoupled", init_weights=True)
+    trainer = BayesLoraTrainer(model=model, args=arguments(tmp_path, max_steps=1), train_dataset=Rows(8))
+    trainer.train()
+    log = trainer.state.log_history[0]
+    assert log["loss"] == pytest.approx(log["nll"] + log["kl_weighted"], rel=1e-3)
+    assert log["kl_weighted"] == pytest.approx(trainer.kl_weight / LABELS * log["kl_mean"], rel=1e-3)
+    assert log["kl_conditional"] > 10 * log["kl_mean"] > 0
+
+
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_the_log_adds_up_and_has_the_rate_that_was_set(tmp_path, accumulation):
     settings = {"per_device_train_batch_size": 8 // accumulation, "gradient_accumulation_steps": accumulation}

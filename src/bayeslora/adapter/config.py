@@ -31,7 +31,7 @@ class BayesLoraConfig(PeftConfig):
     """A distribution over LoRA factors as a PEFT method.
 
     Attributes:
-        posterior: which distribution: ``decoupled`` or ``inducing`` (Bayesian-LoRA with a free mean or the published one),
+        posterior: which distribution: ``decoupled`` or ``inducing`` (Bayesian-LoRA with four free means, or as published),
             ``point`` (LoRA), ``ensemble``, ``meanfield`` (Bayes by backprop), ``blob``, ``ivon``, ``swag``, ``tfb``, ``laplace``,
             ``dropout`` (MC-dropout), ``contextual`` (C-LoRA) or ``adalora``.
         settings: its settings, as a dictionary or as its dataclass
@@ -67,7 +67,7 @@ class BayesLoraConfig(PeftConfig):
         base_fingerprint: distinguishes the adapter's base model from others of the same shape; set automatically.
     """
 
-    posterior: str = "inducing"
+    posterior: str = "decoupled"
     settings: Any = field(default_factory=dict)
     r: int = 8
     lora_alpha: float = 16
@@ -108,7 +108,7 @@ class BayesLoraConfig(PeftConfig):
             kept = {"snapshots": 4, "members": 3, **self.settings}
             self.posterior, self.settings = "point", {}
             self.snapshots, self.members = kept["snapshots"], kept["members"]
-        posterior_config(self.posterior, self.settings)
+        self.settings = asdict(posterior_config(self.posterior, self.settings))  # saved whole: defaults may change
         if self.trainable_token_indices is None:
             self.trainable_token_indices = {}
         for name in ("target_modules", "exclude_modules"):

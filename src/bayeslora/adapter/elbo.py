@@ -40,6 +40,16 @@ class Elbo:
         """The objective to minimise."""
         return self.loss + self.weighted_kl
 
+    @property
+    def weighted_learnt_kl(self) -> Tensor:
+        """The same without what no parameter changes, see :attr:`KL.learnt`."""
+        return self.weight * self.share * self.kl.learnt
+
+    @property
+    def learnt(self) -> Tensor:
+        """The objective less a constant."""
+        return self.loss + self.weighted_learnt_kl
+
 
 def elbo(holder: Holder, loss: Tensor, weight: Tensor | float, *, parts: int = 1, draws: int = 1) -> Elbo:
     """The bound at the draw that the loss was computed with.

@@ -69,6 +69,7 @@ class PosteriorHolder(TunerModule, Holder):
         self._bridge: Bridge | None = None
         self._generator: torch.Generator | None = None
         self._captures: dict[str, Capture] = {}
+        self._rows = 1  # of the batch
 
     def __getstate__(self) -> dict[str, Any]:
         """Exclude draws, which belong to a graph and cannot be copied; a copy draws anew."""
@@ -244,7 +245,7 @@ class PosteriorHolder(TunerModule, Holder):
         self._mode = Mode("mean")
 
     def automatic(self) -> None:
-        """Return to one draw per pass in training and the mean in evaluation."""
+        """Return to fresh draws in every pass of training and the mean in evaluation."""
         self._mode = Mode()
 
     def restoring(self) -> AbstractContextManager[None]:
@@ -306,7 +307,7 @@ class PosteriorHolder(TunerModule, Holder):
         if self.disable_adapters or self.merged:
             return None
         self.settle(root)
-        self._prepare()
+        self._prepare(args, kwargs)
         expansion = self._mode.expansion
         if expansion is not None and expansion.modules[0] is root:
             return expansion.enter(root, args, kwargs)
@@ -323,7 +324,8 @@ class PosteriorHolder(TunerModule, Holder):
             )
 
     @torch.compiler.disable
-    def _prepare(self) -> None:
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._rows = _batch_rows(args, kwargs)
         for name in self.active if self._mixed is None else self._mixed:
             self._drawn[name] = self._factors_for(name)
 
@@ -388,8 +390,13 @@ class PosteriorHolder(TunerModule, Holder):
             return self._held(name)
         if self._mode.kind == "automatic" and self.training:
             self._kept = {}
-            return self._wrap(name, self._draw(name, 1, self._noise_source(), "independent"))
+            return self._wrap(name, self._draw(name, self._draws_of(name), self._noise_source(), "independent"))
         return self._mean(name)
+
+    def _draws_of(self, name: str) -> int:
+        """Number of draws of a training pass: at most what the posterior recommends, and a divisor of the batch's rows."""
+        most = min(self.posterior(name).hints.draws, self._rows)
+        return max((n for n in range(1, most + 1) if self._rows % n == 0), default=1)
 
     def _held(self, name: str) -> Draws:
         held = self._mode.held.get(name)
@@ -457,6 +464,11 @@ class PosteriorHolder(TunerModule, Holder):
         for kept in (self._drawn, self._means, self._mode.held, self._captures):
             kept.pop(adapter_name, None)
         self._kept = {}
+
+
+def _batch_rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Number of rows of a batch, the size of the first tensor that a model is given; 1 if there is none."""
+    return next((len(it) for it in (*args, *kwargs.values()) if isinstance(it, torch.Tensor) and it.ndim > 1), 1)
 
 
 def find_holder(model: nn.Module) -> PosteriorHolder:

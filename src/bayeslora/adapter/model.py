@@ -94,7 +94,10 @@ class BayesLoraModel(BaseTuner):
         return restoring
 
     def automatic(self) -> None:
-        """Return to the default: a fresh draw per forward pass in training, the posterior mean in evaluation."""
+        """Return to the default: fresh draws in every forward pass of training, the posterior mean in evaluation.
+
+        Several draws share a batch of training where the posterior recommends it; their number divides that of the rows.
+        """
         self.holder.automatic()
 
     def seed_draws(self, seed: int) -> None:

@@ -17,13 +17,16 @@ METHOD = Method(
     description="four free means with noise around each; the published inducing form as a preset",
     posterior=DecoupledPosterior,
     presets={
-        "default": Preset(settings={"components": 4, "width": 0.03}, training={"learning_rate": 7e-4, "draws": 8}),
+        "default": Preset(training={"learning_rate": 7e-4, "draws": 8}),
         "paper": Preset(
             posterior=InducingPosterior,
             settings=asdict(InducingConfig.preset("paper")),
             training={**PAPER, "kl_scaling": "paper", "rate_multipliers": {}},
         ),
         "inducing": Preset(posterior=InducingPosterior, training={"learning_rate": 2e-3, "aim": 4}),
-        "free": Preset(training={"learning_rate": 7e-4, "draws": 8, "snapshots": 8, "members": 4}),
+        "free": Preset(
+            settings={"components": 1, "width": 0.3},
+            training={"learning_rate": 7e-4, "draws": 8, "snapshots": 8, "members": 4},
+        ),
     },
 )

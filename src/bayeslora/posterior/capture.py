@@ -166,7 +166,9 @@ class _Replay(torch.autograd.Function):
     def forward(ctx: Any, graph: Graph, *parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.graph, (ctx.token, ctx.number) = graph, graph.begin()
         graph.forward.replay()
-        return tuple(output.detach() for output in graph.outputs)
+        made = tuple(output.detach() for output in graph.outputs)
+        ctx.mark_non_differentiable(*(it for it, own in zip(made, graph.outputs, strict=True) if not own.requires_grad))
+        return made
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -66,10 +66,10 @@ class DecoupledConfig:
         prior_sd: prior standard deviation ``σ`` of a factor's entries.
     """
 
-    components: int = 1
+    components: int = 4
     random_factors: RandomFactors = "A"
     inducing_points: int | None = None
-    width: float = 0.3
+    width: float = 0.03
     noise: float = 1e-3
     learn_widths: bool = False
     flow_depth: int = 0
@@ -157,6 +157,7 @@ class DecoupledPosterior(Posterior):
             "flow_": "flow",
         },
         {"flow": 0.1},
+        draws=8,
     )
 
     def _initialise(self, generator: torch.Generator) -> None:
@@ -306,7 +307,8 @@ class DecoupledPosterior(Posterior):
         else:
             latents = None if factors is None else factors.latents  # a mean, or a part of draws, has none
             inducing = self._sampled_kl(self._sample(1, source) if latents is None else latents)
-        return KL({"inducing": torch.stack([*inducing, *means]).sum(), "conditional": torch.stack(outside).sum()})
+        terms = {"mean": means, "inducing": inducing, "conditional": outside}
+        return KL({name: torch.stack(values).sum() for name, values in terms.items()})
 
     def _sampled_kl(self, latents: Latents) -> list[Tensor]:
         """``E[log q(V) − log p(V)]`` averaged over the draws, with the entropy before the flow in closed form."""

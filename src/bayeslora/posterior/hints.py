@@ -17,11 +17,13 @@ class TrainingHints:
         rate_multipliers: learning rates of kinds relative to the run's; 1 if not given.
         split: kinds that plain SGD updates where training is split: along the KL, while AdamW follows the likelihood, or
             along ``both``, without AdamW.
+        draws: weight draws per batch, among which its rows are divided: several cost no more than one.
     """
 
     kinds: Mapping[str, str] = field(default_factory=dict)
     rate_multipliers: Mapping[str, float] = field(default_factory=dict)
     split: Mapping[str, Literal["kl", "both"]] = field(default_factory=dict)
+    draws: int = 1
 
     @property
     def all_kinds(self) -> frozenset[str]:

@@ -22,7 +22,7 @@ class KL:
 
     Most posteriors have one term, ``factors``. Those with inducing matrices have two: ``inducing`` belongs to the matrix of each
     factor, ``conditional`` to the noise of the factors given that matrix. They are kept apart because the second is larger
-    by orders of magnitude and says nothing about the fit.
+    by orders of magnitude and says nothing about the fit. A free mean adds a third, ``mean``.
 
     Attributes:
         terms: by their names.
@@ -34,6 +34,13 @@ class KL:
     def total(self) -> Tensor:
         """Sum of the terms, which enters the loss."""
         return reduce(torch.add, self.terms.values()) if self.terms else torch.zeros(())
+
+    @property
+    def learnt(self) -> Tensor:
+        """Sum of the terms that training can change: with the same gradient as the total, but without constants that would
+        hide the rest of a loss in a log."""
+        found = [term for term in self.terms.values() if term.requires_grad]
+        return reduce(torch.add, found) if found else torch.zeros_like(self.total)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.terms[name]

@@ -93,7 +93,7 @@ class BayesLoraTrainerMixin(_Base):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """The trainer's own loss, plus the KL at the same draw in training."""
+        """The trainer's own loss, plus the KL at the same draw in training, less what of it no parameter changes."""
         labels = inputs.get("labels")  # the trainer removes them where it smooths labels
         if _adapted_head(self.model) is None:
             result = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
@@ -107,7 +107,7 @@ class BayesLoraTrainerMixin(_Base):
         weight = self.kl_weight / self._terms(labels, num_items_in_batch)
         bound = elbo(find_holder(self.model), loss, weight, parts=parts)
         self._note(bound, loss, parts)
-        return (bound.total, outputs) if return_outputs else bound.total
+        return (bound.learnt, outputs) if return_outputs else bound.learnt
 
     def _aim(self) -> None:
         """Aim the posterior by the gradient of the first batches, without other side effects."""
@@ -194,7 +194,7 @@ class BayesLoraTrainerMixin(_Base):
 
     def _note(self, bound: Elbo, loss: Tensor, parts: int) -> None:
         """Record the figures of a micro-batch, one of ``parts`` whose losses are summed."""
-        figures: dict[str, Tensor] = {"nll": loss * parts, "kl_weighted": bound.weighted_kl * parts}
+        figures: dict[str, Tensor] = {"nll": loss * parts, "kl_weighted": bound.weighted_learnt_kl * parts}
         figures |= {f"kl_{term}": value for term, value in bound.kl.terms.items()}
         for name, value in figures.items():
             self._kl_logs.setdefault(name, []).append(value.detach().float())
