@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 from sklearn.metrics import roc_auc_score
 
-from adapter.cases import MODELS, adapted
-from bayeslora.adapter.sampling import MEAN, sampled
+from adapter.cases import MODELS, adapted, base_model
+from bayeslora import find_holder
 from bayeslora.errors import InputError
 from bayeslora.metrics import fit_gaussian
 from bayeslora.predict.calibrate import Calibration
@@ -27,9 +27,9 @@ from predict.test_predictions import random_predictions
 
 
 def hidden_states(model: Any, items: Any) -> NDArray[np.float64]:
-    """At the last token of every prompt, one prompt at a time, at the mean."""
+    """At the last token of every prompt, one prompt at a time."""
     rows = []
-    with torch.no_grad(), sampled(model, MEAN):
+    with torch.no_grad():
         for item in items:
             output = model(input_ids=torch.tensor([item.prompt_ids]), output_hidden_states=True)
             rows.append(output.hidden_states[-1][0, -1].double().numpy())
@@ -39,10 +39,21 @@ def hidden_states(model: Any, items: Any) -> NDArray[np.float64]:
 @pytest.mark.parametrize("architecture", MODELS)
 def test_features_are_the_last_hidden_states_of_prompts(architecture: str) -> None:
     model, items = adapted(architecture), questions(count=6)
-    model.draw(2)  # whatever is in use, features are those of the mean, and it stays in use
+    model.train().draw(2)  # whatever is in use, features are those of the base model, and it stays in use
+    mode = find_holder(model)._mode
     found = prompt_features(model, items)
     assert found.dtype == np.float64 and has_features(model)
-    np.testing.assert_allclose(found, hidden_states(model, items), atol=1e-4, rtol=1e-4)
+    assert find_holder(model)._mode is mode and model.training and not find_holder(model).disable_adapters
+    np.testing.assert_allclose(found, hidden_states(base_model(architecture), items), atol=1e-4, rtol=1e-4)
+
+
+def test_files_of_an_earlier_version_are_refused(tmp_path: Path) -> None:
+    """Its features are of another network, with which distances would mean nothing."""
+    fitted().save(tmp_path / "familiarity.safetensors")
+    arrays = load_file(tmp_path / "familiarity.safetensors")
+    save_file(arrays, tmp_path / "old.safetensors", metadata={"decides": "distance"})
+    with pytest.raises(InputError, match=r"its features are not those of the base model.*calibrate again"):
+        Familiarity.load(tmp_path / "old.safetensors")
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 30, 10_000])

@@ -39,7 +39,9 @@ def other(name, **changes):
         base = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, hidden_size=16, vocab_size=64, **sizes))
         for parameter in base.parameters():
             parameter.data.mul_(3)  # so that what a token sees matters
-        return get_peft_model(base, BayesLoraConfig(target_modules=targets, task_type="CAUSAL_LM", r=2)).eval()
+        return get_peft_model(
+            base, BayesLoraConfig(posterior="inducing", target_modules=targets, task_type="CAUSAL_LM", r=2)
+        ).eval()
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -98,7 +100,9 @@ def test_within_its_window_a_model_shares_rows():
 
 def test_a_trunk_is_not_kept_for_them():
     model = other("recurrent layers")
-    model = get_peft_model(model.unload(), BayesLoraConfig(target_modules=r".*layers\.1\..*q_proj", r=2)).eval()
+    model = get_peft_model(
+        model.unload(), BayesLoraConfig(posterior="inducing", target_modules=r".*layers\.1\..*q_proj", r=2)
+    ).eval()
     with pytest.raises(InputError, match=r"Lfm2ForCausalLM cannot be kept: the options .* leave --cache-trunk out"):
         TrunkScorer(model)(questions(vocabulary=64))
 

@@ -13,6 +13,7 @@ decides from which share on a question is called unfamiliar.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -31,6 +32,9 @@ from bayeslora.number_checks import check_number
 from bayeslora.predict.questions.predictions import Predictions
 
 SCORES = ("distance", "entropy", "epistemic")
+
+FEATURES = "base"
+"""Network whose features are compared; an earlier version used the posterior mean."""
 
 Floats = NDArray[np.float64]
 
@@ -95,8 +99,9 @@ class Familiarity:
         place = Path(path)
         place.parent.mkdir(parents=True, exist_ok=True)
         with tensor_failures(place), replacing(place) as partial:
+            told = json.dumps({"decides": self.decides, "features": FEATURES})  # one entry: several have no order
             contiguous = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
-            save_file(contiguous, partial, metadata={"decides": self.decides})
+            save_file(contiguous, partial, metadata={"told": told})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Familiarity:
@@ -104,12 +109,14 @@ class Familiarity:
         try:
             with safe_open(path, framework="np") as file:
                 arrays = {name: file.get_tensor(name).astype(np.float64) for name in file.keys()}  # noqa: SIM118
-                decides = (file.metadata() or {})["decides"]
+                told = json.loads((file.metadata() or {}).get("told", "{}"))
+            if told.get("features") != FEATURES:
+                raise InputError("its features are not those of the base model")
             gaussian = FeatureGaussian(
                 **{name: arrays[name] for name in _GAUSSIAN}, shrinkage=float(arrays["shrinkage"].item())
             )
             found = {name.removeprefix(_VALIDATION): it for name, it in arrays.items() if name.startswith(_VALIDATION)}
-            return cls(gaussian, found, decides, float(arrays["quantile"].item()))
+            return cls(gaussian, found, told["decides"], float(arrays["quantile"].item()))
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             raise InputError(
                 f"{os.fspath(path)}: holds no distances from training questions ({error}); remove it, or run bayeslora "

@@ -1,12 +1,15 @@
 """Features of questions: what the model has made of a prompt when it is about to answer.
 
 The feature is the last hidden state at the last token of the prompt, which the output head turns into the distribution of
-the next token. It is computed with the posterior mean, without the options that follow the prompt.
+the next token. It is computed with the base model, without the options that follow the prompt: training for one kind of
+question makes others look alike, and what they had in common with it before tells them apart better
+(``benchmarks/reports/shift.md``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bayeslora.adapter.sampling import MEAN, sampled
+from bayeslora.adapter.sampling import evaluating
 from bayeslora.predict.questions.options import Encoded, PackedBatch, packed_length, packed_logits
 from bayeslora.predict.questions.scorer import Scorer, batches_by_length, within_memory
 from bayeslora.progress import Advance
@@ -45,12 +48,18 @@ def prompt_features(
     """Features ``[N, d]`` of questions, in their order."""
     asked = [_Asked(item.prompt_ids) for item in items]
     scorer = Scorer(model, pad_id)  # not one with a kept trunk: its key is the prompt with the options
-    with sampled(model, MEAN):
+    with evaluating(model), _without_adapters(model):
         return within_memory(
             lambda tokens: _features_at_most(scorer, asked, tokens, advance),
             batch_tokens,
             least=max(map(packed_length, asked)),
         )
+
+
+def _without_adapters(model: nn.Module) -> AbstractContextManager[None]:
+    """Use the base model inside the block."""
+    disable = getattr(model, "disable_adapter", None)
+    return nullcontext() if disable is None else disable()
 
 
 def _features_at_most(
