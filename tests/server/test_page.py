@@ -518,6 +518,37 @@ def test_confidence_in_words(tmp_path: Path, confidence: dict[str, Any], told: s
     assert said_by(tmp_path, "trusted", json.dumps(confidence)) == told
 
 
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node here")
+@pytest.mark.parametrize(
+    "reply, told",
+    [
+        ({"distance": None, "unfamiliar": None}, "null"),
+        (
+            {"distance": 0.42, "unfamiliar": False},
+            "Like the training questions: 42 % of the validation questions are nearer",
+        ),
+        (
+            {"distance": 1.0, "unfamiliar": True},
+            "Unlike the training questions: 100 % of the validation questions are nearer",
+        ),
+    ],
+)
+def test_unfamiliar_questions_in_words(tmp_path: Path, reply: dict[str, Any], told: str) -> None:
+    assert said_by(tmp_path, "familiar", json.dumps(reply)).startswith(told)
+
+
+def test_an_unfamiliar_question_is_told(open_page: Open, url: str, trained: TrainedModel) -> None:
+    """The page says what the reply says."""
+    page = open_page(url)
+    ask(page)
+    reply = httpx.post(f"{url}/v1/choices", json=ASKED).json()
+    if trained.familiarity is None:
+        assert reply["unfamiliar"] is None and page.locator("#familiar").count() == 0
+    else:
+        said = words(page, "#familiar")
+        assert said.startswith("Unlike" if reply["unfamiliar"] else "Like") and f"{100 * reply['distance']:.0f} %" in said
+
+
 def test_nothing_is_said_of_the_question_or_the_truth() -> None:
     """Neither follows from draws."""
     for file in FILES.values():

@@ -1,7 +1,7 @@
 // A question with choices: the form, and what the model thinks.
 
 import { byId, figure, key, make, nats, percent, quoted } from "./dom.js";
-import { explained } from "./doubt.js";
+import { explained, familiar } from "./doubt.js";
 
 const FEWEST = 2;
 const MOST = 26;
@@ -116,6 +116,7 @@ export function showReply(place, reply, threshold, temperature) {
     make("ul", { class: "bars" }, ...reply.choices.map((choice, k) => bar(reply, choice, k, draws))),
     make("p", { id: "comparison" }, compared(reply, threshold)),
     doubt(reply),
+    ...familiarity(reply),
     ...(reply.prediction_set ? [predictionSet(reply)] : []),
   );
 }
@@ -165,6 +166,13 @@ function doubt(reply) {
     make("p", { class: "legend small" }, ...keys),
     make("p", {}, explained(reply, most)),
   );
+}
+
+function familiarity(reply) {
+  const said = familiar(reply);
+  if (said === null) return [];
+  const shown = make("p", { id: "familiar", class: reply.unfamiliar ? "notice" : null }, said);
+  return [make("div", {}, make("h3", {}, "Is the question like those of training?"), shown)];
 }
 
 function predictionSet(reply) {

@@ -11,6 +11,15 @@ export function trusted({ value, calibrated, abstains, agreement }) {
   return `${abstains ? "Not sure" : "Confident"}: right with probability ${percent(value, 0)}`;
 }
 
+/** Whether a question is like those of training; null if that was not measured. */
+export function familiar({ distance, unfamiliar }) {
+  if (unfamiliar === null) return null;
+  const nearer = `${percent(distance, 0)} of the validation questions are nearer to them`;
+  return unfamiliar
+    ? `Unlike the training questions: ${nearer}. What is said above was learnt from other questions; trust it less.`
+    : `Like the training questions: ${nearer}.`;
+}
+
 /** Of a reply to a question with choices; `most` is the largest entropy that it can have. */
 export function explained(reply, most) {
   if (reply.draws.length < 2) return "A single set of weights cannot tell its own doubt: choose two draws or more.";
