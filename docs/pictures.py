@@ -1,12 +1,11 @@
 """Draws the pictures of the documentation into ``docs/pictures/``: ``python docs/pictures.py``, a minute on one core.
 
 Everything that is drawn was computed: by the library on two toys (``examples/posterior.py`` has the frozen network, and the
-moons), or by the quickstart, whose results are in ``benchmarks/results``. The same versions draw the same pictures.
+moons), or in studies whose records are in ``benchmarks/results``. The same versions draw the same pictures.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -31,19 +30,14 @@ from bayeslora.metrics import (
 from bayeslora.posterior import InducingConfig, InducingPosterior, PointPosterior, Posterior
 
 HERE = Path(__file__).parent
+RESULTS = HERE.parent / "benchmarks/results"
 sys.path.insert(0, str(HERE.parent / "examples"))
+sys.path.insert(0, str(HERE))
+from picture_style import BLUE, GREY, INK, STYLE, VERMILION, save  # noqa: E402
+from result_pictures import draw_confidence, draw_main_reliability, draw_main_risk, draw_main_table  # noqa: E402
+
 import posterior as toy  # noqa: E402
 
-BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "#7F7F7F"
-STYLE = {
-    "svg.hashsalt": "bayeslora",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 9.5,
-    "legend.frameon": False,
-    "hatch.linewidth": 0.6,
-}
 GRID = torch.linspace(-4, 4, 97)
 DRAWS = 64
 
@@ -122,7 +116,7 @@ def show_points(axes: Axes, line: Line) -> None:
     """The training points as ticks above and below."""
     for label in (0, 1):
         at = line.x[line.y == label]
-        axes.plot(at, torch.full_like(at, -0.05 + 1.1 * label), "|", color="black", markersize=5, alpha=0.7)
+        axes.plot(at, torch.full_like(at, -0.05 + 1.1 * label), "|", color=INK, markersize=5, alpha=0.7)
     axes.set(ylim=(-0.1, 1.1), xlim=(-4, 4), yticks=(0, 0.5, 1), xlabel="input")
 
 
@@ -164,7 +158,7 @@ def draw_averaging(line: Line, moons: Moons) -> Figure:
     ways = {
         "average of probabilities": (second(line.draws).mean(0), moons.draws.softmax(-1).mean(0), "-", BLUE),
         "softmax of average scores": (second(line.draws.mean(0)), moons.draws.mean(0).softmax(-1), "--", VERMILION),
-        "mean of the weights": (second(line.mean), moons.mean.softmax(-1), ":", "black"),
+        "mean of the weights": (second(line.mean), moons.mean.softmax(-1), ":", INK),
     }
     for name, (curve, _, style, colour) in ways.items():
         left.plot(GRID, curve, style, color=colour, linewidth=1.8, label=name)
@@ -230,37 +224,16 @@ def draw_selective(moons: Moons) -> Figure:
     return figure
 
 
-def draw_confidence(results: Path) -> Figure:
-    """How sure the quickstart's models say they are, and how often they are right."""
-    figure = Figure(figsize=(7, 2.5), layout="constrained")
-    axes = figure.add_subplot(xlim=(0.48, 0.78), xlabel="share of 200 test questions")
-    names = {"lora": ("LoRA", VERMILION), "bayesian-lora": ("Bayesian-LoRA", BLUE)}
-    files = sorted(results.glob("seed-*.json"))
-    ticks = {}
-    for row, (method, (name, colour)) in enumerate(names.items()):
-        for k, file in enumerate(files):
-            metrics = json.loads(file.read_text(encoding="utf-8"))[method]["metrics"]
-            y = row * (len(files) + 1) + k
-            axes.plot([metrics["acc"], metrics["confidence"]], [y, y], color=colour, linewidth=3, alpha=0.45, zorder=1)
-            axes.scatter(metrics["acc"], y, s=50, facecolor="white", edgecolor=colour, linewidth=1.8, zorder=2)
-            axes.scatter(metrics["confidence"], y, s=55, color=colour, marker="D", zorder=2)
-            ticks[y] = f"{name}, seed {k}"
-    axes.scatter([], [], s=50, facecolor="white", edgecolor="black", linewidth=1.8, label="is right")
-    axes.scatter([], [], s=55, color="black", marker="D", label="says it is right")
-    axes.set_yticks(list(ticks), list(ticks.values()))
-    axes.invert_yaxis()
-    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.legend(loc="lower right")
-    return figure
-
-
 def main() -> None:
     """Draw all of them."""
     torch.set_num_threads(1)
     line, moons = learn_line(), learn_moons()
     with rc_context(STYLE):
         figures = {
-            "confidence": draw_confidence(HERE.parent / "benchmarks/results/quickstart"),
+            "confidence": draw_confidence(RESULTS / "quickstart"),
+            "main-table": draw_main_table(RESULTS / "main/seeds-0-1.json"),
+            "main-reliability": draw_main_reliability(RESULTS / "main/curves.json"),
+            "main-risk": draw_main_risk(RESULTS / "main/curves.json"),
             "posterior": draw_posterior(line),
             "update": draw_update(line),
             "averaging": draw_averaging(line, moons),
@@ -271,7 +244,7 @@ def main() -> None:
         (HERE / "pictures").mkdir(exist_ok=True)
         for name, figure in figures.items():
             path = HERE / "pictures" / f"{name}.svg"
-            figure.savefig(path, metadata={"Date": None, "Creator": None})
+            save(figure, path)
             print(f"{path.relative_to(HERE.parent)}: {path.stat().st_size / 1000:.0f} kB")
 
 

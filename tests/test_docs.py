@@ -431,6 +431,11 @@ def test_tables_of_the_reports() -> None:
     results = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     assert means in page and "\n".join(means.splitlines()[:10]) in results
     assert printed_by("across", record, "--metrics", "nll", "calibrated_nll", "ece", "acc") in page
+    pooled = json.loads((record.parent / "curves.json").read_text(encoding="utf-8"))["methods"]
+    for method, found in pooled.items():
+        raw, after = found["raw"], found["calibrated"]
+        figures = f"{100 * raw['ece']:.1f} % | {100 * after['ece']:.1f} % | {raw['aurc']:.3f}"
+        assert f"| {method} | {figures} |" in page and raw["answers"] == 13_164
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "\n".join(means.splitlines()[:6]) in readme
     answers = (REPORTS / "free-answers.md").read_text(encoding="utf-8")

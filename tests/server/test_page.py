@@ -546,7 +546,9 @@ def test_an_unfamiliar_question_is_told(open_page: Open, url: str, trained: Trai
         assert reply["unfamiliar"] is None and page.locator("#familiar").count() == 0
     else:
         said = words(page, "#familiar")
-        assert said.startswith("Unlike" if reply["unfamiliar"] else "Like") and f"{100 * reply['distance']:.0f} %" in said
+        assert (
+            said.startswith("Unlike" if reply["unfamiliar"] else "Like") and f"{100 * reply['distance']:.0f} %" in said
+        )
 
 
 def test_nothing_is_said_of_the_question_or_the_truth() -> None:

@@ -1,0 +1,118 @@
+"""Pictures of measured results, drawn from the records in ``benchmarks/results``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+from picture_style import BLUE, GREY, INK, PAPER, VERMILION
+
+NARROW = 4.4
+"""Width in inches at which text can be read on a phone."""
+
+SHOWN = {
+    "lora": ("LoRA", VERMILION, "--"),
+    "deep-ensemble": ("ensemble of three LoRAs", GREY, "-."),
+    "bayesian-lora": ("Bayesian-LoRA", BLUE, "-"),
+}
+
+
+def draw_confidence(results: Path) -> Figure:
+    """How sure the quickstart's models say they are, and how often they are right."""
+    figure = Figure(figsize=(NARROW, 2.6), layout="constrained")
+    axes = figure.add_subplot(xlim=(0.48, 0.78), xlabel="share of 200 test questions")
+    names = {"lora": ("LoRA", VERMILION), "bayesian-lora": ("Bayesian-LoRA", BLUE)}
+    files = sorted(results.glob("seed-*.json"))
+    ticks = {}
+    for row, (method, (name, colour)) in enumerate(names.items()):
+        for k, file in enumerate(files):
+            metrics = json.loads(file.read_text(encoding="utf-8"))[method]["metrics"]
+            y = row * (len(files) + 1) + k
+            axes.plot([metrics["acc"], metrics["confidence"]], [y, y], color=colour, linewidth=3, alpha=0.45, zorder=1)
+            axes.scatter(metrics["acc"], y, s=50, facecolor=PAPER, edgecolor=colour, linewidth=1.8, zorder=2)
+            axes.scatter(metrics["confidence"], y, s=55, color=colour, marker="D", zorder=2)
+            ticks[y] = f"{name}, seed {k}"
+    axes.scatter([], [], s=50, facecolor=PAPER, edgecolor=INK, linewidth=1.8, label="is right")
+    axes.scatter([], [], s=55, color=INK, marker="D", label="says it is right")
+    axes.set_yticks(list(ticks), list(ticks.values()))
+    axes.invert_yaxis()
+    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.legend(loc="lower right")
+    return figure
+
+
+def read(path: Path) -> Any:
+    """A record."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def means_by_seed(sections: Mapping[str, Any], method: str, metric: str) -> list[float]:
+    """The mean over the tasks of a comparison, for every seed."""
+    runs = [{run["seed"]: run["metrics"][metric] for run in rows[method]["runs"]} for rows in sections.values()]
+    return [mean(by_seed[seed] for by_seed in runs) for seed in runs[0]]
+
+
+def draw_main_table(record: Path) -> Figure:
+    """NLL of all methods that have every task and seed, best first."""
+    found = read(record)
+    sections, seeds = found["sections"], len(found["study"]["seeds"])
+    whole = [
+        method
+        for method in next(iter(sections.values()))
+        if method != "zero-shot"
+        and all(len(rows.get(method, {"runs": ()})["runs"]) == seeds for rows in sections.values())
+    ]
+    values = {method: means_by_seed(sections, method, "nll") for method in whole}
+    order = sorted(whole, key=lambda method: mean(values[method]))
+    figure = Figure(figsize=(NARROW, 3.2), layout="constrained")
+    axes = figure.add_subplot(xlabel="mean NLL over five benchmarks")
+    for row, method in enumerate(order):
+        colour = SHOWN[method][1] if method in SHOWN else GREY
+        axes.plot(values[method], [row] * seeds, color=colour, linewidth=2, alpha=0.45, zorder=1)
+        axes.scatter(values[method], [row] * seeds, s=14, color=colour, zorder=2)
+        axes.scatter(mean(values[method]), row, s=46, color=colour, marker="D", zorder=3)
+    axes.set_yticks(range(len(order)), order)
+    axes.get_yticklabels()[order.index("bayesian-lora")].set_fontweight("bold")
+    axes.grid(axis="x", color=GREY, alpha=0.25)
+    axes.set_axisbelow(True)
+    axes.invert_yaxis()
+    return figure
+
+
+def draw_main_reliability(record: Path) -> Figure:
+    """How often answers are right, against how sure the model says it is, before and after calibration."""
+    figure = Figure(figsize=(NARROW, 2.7), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, stage, title in zip(panels, ("raw", "calibrated"), ("as trained", "after calibration"), strict=True):
+        axes.plot([0.3, 1], [0.3, 1], color=INK, linewidth=0.8, alpha=0.5)
+        for method, (name, colour, line) in SHOWN.items():
+            bins = read(record)["methods"][method][stage]["bins"]
+            kept = [k for k, count in enumerate(bins["count"]) if count >= 100]
+            points = ([bins[key][k] for k in kept] for key in ("confidence", "accuracy"))
+            axes.plot(*points, line, color=colour, marker="o", markersize=3.5, linewidth=1.6, label=name)
+        axes.set(title=title, xlabel="says", xlim=(0.3, 1.01), ylim=(0.3, 1.01))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(PercentFormatter(1, decimals=0))
+    panels[0].set_ylabel("is right")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return figure
+
+
+def draw_main_risk(record: Path) -> Figure:
+    """Wrong answers among the surest ones."""
+    figure = Figure(figsize=(NARROW, 2.7), layout="constrained")
+    axes = figure.add_subplot(xlabel="questions answered, the surest first", ylabel="of these answers are wrong")
+    for method, (name, colour, line) in SHOWN.items():
+        curve = read(record)["methods"][method]["raw"]
+        axes.plot(curve["coverage"], curve["risk"], line, color=colour, linewidth=1.8, label=name)
+    axes.set(xlim=(0, 1.01), ylim=(0, None))
+    axes.grid(color=GREY, alpha=0.25)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.legend(loc="upper left")
+    return figure
