@@ -3,7 +3,7 @@
 The feature is the last hidden state at the last token of the prompt, which the output head turns into the distribution of
 the next token. It is computed with the base model, without the options that follow the prompt: training for one kind of
 question makes others look alike, and what they had in common with it before tells them apart better
-(``benchmarks/reports/shift-1.5b.md``).
+(``benchmarks/reports/shift-qwen.md``).
 """
 
 from __future__ import annotations
