@@ -197,6 +197,16 @@ def test_calibrate_chooses_another_score_and_share(copied: Path, capsys: pytest.
 
 
 @pytest.mark.system
+def test_it_can_be_left_out_and_taken_away(task: Path, copied: Path, tmp_path: Path) -> None:
+    plain = PredictionConfig(samples=3, unfamiliar_by="none")
+    train(run_config(task=str(task), prediction=plain), tmp_path / "plain")
+    assert not RunDirectory(tmp_path / "plain").familiarity.exists()
+    assert load_run(tmp_path / "plain").calibration.automatic
+    assert bayeslora("calibrate", copied, "--unfamiliar-by", "none", "--quiet") == 0
+    assert not RunDirectory(copied).familiarity.exists()
+    assert load_run(copied).ask("Is 3 even?", ["yes", "no"]).unfamiliar is None
+
+
 def test_calibrate_goes_without_training_questions(copied: Path, tmp_path: Path, other: Path) -> None:
     """As for an adapter that was fetched: the task of the run is not here."""
     RunDirectory(copied).familiarity.unlink()

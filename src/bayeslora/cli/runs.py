@@ -131,8 +131,9 @@ class Calibrate(OfDraws, DataOptions):
     """Set the threshold so that at most this share of the answers is wrong."""
     coverage: float | None = None
     """Set the threshold so that this share of the questions, the most confident ones, is answered."""
-    unfamiliar_by: Literal["distance", "entropy", "epistemic"] | None = None
-    """Score that decides whether a question is unlike those of training; by default the run's own setting."""
+    unfamiliar_by: Literal["distance", "entropy", "epistemic", "none"] | None = None
+    """Score that decides whether a question is unlike those of training; by default the run's own setting. none measures nothing,
+    which saves a pass over every question."""
     unfamiliar_from: float | None = None
     """A question is unfamiliar if this share of the held-out questions has a lower score; by default the run's own setting."""
     tolerance: float | None = None

@@ -244,9 +244,10 @@ class PredictionConfig:
     calibrate: Literal["validation", "none"] = "validation"
     """Choose posterior scale and temperature on the validation questions after training, and report metrics both as trained and
     calibrated. bayeslora calibrate searches more finely, and also chooses a threshold."""
-    unfamiliar_by: Literal["distance", "entropy", "epistemic"] = "distance"
+    unfamiliar_by: Literal["distance", "entropy", "epistemic", "none"] = "distance"
     """Score that decides whether a question is unlike those of training: the distance of its features from theirs, the entropy
-    of the prediction, or its epistemic part. Fitted with the calibration."""
+    of the prediction, or its epistemic part. Fitted with the calibration. none measures nothing, which saves a pass over every
+    question."""
     unfamiliar_from: float = 0.99
     """A question is unfamiliar if this share of the validation questions has a lower score."""
 

@@ -49,7 +49,7 @@ def fit_familiarity(
         settings: which score decides, and from which share on.
         report: receives progress reports.
     """
-    if not has_features(predictor.scorer.model):
+    if settings.unfamiliar_by == "none" or not has_features(predictor.scorer.model):
         return None
     gaussian = _fit_gaussian(predictor, train, report)
     return _familiarity(gaussian, predictor, validation, encoded, settings, report)
@@ -58,10 +58,13 @@ def fit_familiarity(
 def renew_familiarity(
     trained: TrainedModel, items: Sequence[Item], data_dir: Path | None, settings: PredictionConfig
 ) -> Familiarity | None:
-    """Fit again after a calibration, on these held-out questions, and save; ``None`` if it cannot be fitted.
+    """Fit again after a calibration, on these held-out questions, and save; ``None`` if it is not wanted or cannot be fitted.
 
     Features of training questions do not change with the calibration, so they are kept if they were fitted before.
     """
+    if settings.unfamiliar_by == "none":
+        trained.directory.familiarity.unlink(missing_ok=True)
+        return None
     if not has_features(trained.model):
         return None
     predictor, place = replace(trained.predictor(), familiarity=None), trained.directory.familiarity
