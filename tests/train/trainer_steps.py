@@ -32,7 +32,8 @@ def make_trainer(folder: Path, bf16: bool) -> BayesLoraTrainer:
         num_attention_heads=4,
         num_key_value_heads=2,
     )
-    model = get_peft_model(LlamaForCausalLM(shape), BayesLoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"]))
+    config = BayesLoraConfig(posterior="inducing", task_type="CAUSAL_LM", target_modules=["q_proj"])
+    model = get_peft_model(LlamaForCausalLM(shape), config)  # one draw, whatever the number of rows
     rows = torch.randint(64, (16, 12), generator=torch.Generator().manual_seed(1)).tolist()
     arguments = TrainingArguments(
         output_dir=str(folder),
