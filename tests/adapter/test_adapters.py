@@ -126,6 +126,9 @@ def test_rank_and_alpha_patterns_and_rslora():
     "settings, message",
     [
         ({"r": 0}, "rank must be an integer of at least 1, got r=0"),
+        ({"r": True}, "rank must be an integer of at least 1, got r=True"),
+        ({"lora_alpha": "x"}, "lora_alpha must be a finite number, got lora_alpha='x'"),
+        ({"alpha_pattern": {"q_proj": float("nan")}}, "lora_alpha must be a finite number, got q_proj=nan"),
         ({"rank_pattern": {"q_proj": 1.5}}, "got q_proj=1.5"),
         ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters=.* is not supported"),
         ({"posterior": "inducting"}, "unknown posterior 'inducting'.*did you mean 'inducing'"),

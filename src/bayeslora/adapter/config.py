@@ -11,6 +11,7 @@ from peft.utils import PeftType
 from bayeslora.adapter.expressions import require_plain_name
 from bayeslora.errors import InputError
 from bayeslora.layer_ranges import check_depth
+from bayeslora.number_checks import is_number
 from bayeslora.posterior.registry import posterior_config
 from bayeslora.posterior.snapshots import Snapshots
 
@@ -126,8 +127,11 @@ class BayesLoraConfig(PeftConfig):
         self.remembered()
         ranks = {"r": self.r, **self.rank_pattern}
         for name, rank in ranks.items():
-            if not isinstance(rank, int) or rank < 1:
+            if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
                 raise ValueError(f"the rank must be an integer of at least 1, got {name}={rank!r}")
+        for name, alpha in {"lora_alpha": self.lora_alpha, **self.alpha_pattern}.items():
+            if not is_number(alpha):
+                raise ValueError(f"lora_alpha must be a finite number, got {name}={alpha!r}")
         self._check_dropped()
         self._check_lora_only()
         if self.bias != "none":
