@@ -35,7 +35,8 @@ def script(name: str) -> ModuleType:
         return importlib.import_module(name)
 
 
-hidden, scores, packages, rivals = map(script, ("hidden_options", "rival_scores", "rival_packages", "rivals"))
+NAMES = ("hidden_options", "rival_scores", "rival_packages", "rival_answers", "rivals")
+hidden, scores, packages, writing, rivals = map(script, NAMES)
 
 
 def call(module: ModuleType, *given: object) -> None:
@@ -312,7 +313,7 @@ def test_the_whole_way_with_a_tiny_model(task: Path, tmp_path: Path) -> None:
 @pytest.mark.system
 def test_log_probabilities_of_samples_are_those_of_their_draw(task: Path, tmp_path: Path) -> None:
     run = load_run(trained(task, "bayesian-lora", tmp_path / "run"), raw=True, device="cpu")
-    model = rivals.Generating(run, rows=8, tokens=5, seed=3)
+    model = writing.Generating(run, rows=8, tokens=5, seed=3)
     tokenizer = run.loaded.tokenizer
     prompts = [ask_freely(FreeQuestion(str(k), f"Is {k} even?"), tokenizer) for k in (2, 31, 444)]
     found = model.samples(prompts, 2, one_network=False)
@@ -323,7 +324,7 @@ def test_log_probabilities_of_samples_are_those_of_their_draw(task: Path, tmp_pa
                 logits = run.model(input_ids=ids.repeat(2, 1)).logits[draw]
             steps = logits[len(prompt) - 1 : -1].log_softmax(-1)
             own = steps.gather(-1, torch.tensor(generation.token_ids)[:, None]).squeeze(-1)
-            assert rivals.logs(generation) == pytest.approx(own.tolist(), abs=1e-4)
+            assert writing.logs(generation) == pytest.approx(own.tolist(), abs=1e-4)
 
 
 @pytest.mark.system
