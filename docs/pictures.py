@@ -34,7 +34,13 @@ RESULTS = HERE.parent / "benchmarks/results"
 sys.path.insert(0, str(HERE.parent / "examples"))
 sys.path.insert(0, str(HERE))
 from picture_style import BLUE, GREY, INK, STYLE, VERMILION, save  # noqa: E402
-from result_pictures import draw_confidence, draw_main_reliability, draw_main_risk, draw_main_table  # noqa: E402
+from result_pictures import (  # noqa: E402
+    draw_confidence,
+    draw_main_reliability,
+    draw_main_risk,
+    draw_main_table,
+    draw_words,
+)
 
 import posterior as toy  # noqa: E402
 
@@ -234,6 +240,7 @@ def main() -> None:
             "main-table": draw_main_table(RESULTS / "main/seeds-0-1.json"),
             "main-reliability": draw_main_reliability(RESULTS / "main/curves.json"),
             "main-risk": draw_main_risk(RESULTS / "main/curves.json"),
+            "words": draw_words(RESULTS / "words/larkhaven.json"),
             "posterior": draw_posterior(line),
             "update": draw_update(line),
             "averaging": draw_averaging(line, moons),

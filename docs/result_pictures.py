@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import PercentFormatter
 from picture_style import BLUE, GREY, INK, PAPER, VERMILION
 
@@ -116,3 +119,35 @@ def draw_main_risk(record: Path) -> Figure:
         axis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.legend(loc="upper left")
     return figure
+
+
+def draw_words(record: Path) -> Figure:
+    """Answers whose words are shaded by their uncertainty."""
+    answers = read(record)["answers"]
+    figure = Figure(figsize=(NARROW, 0.62 * len(answers) + 0.1))
+    FigureCanvasAgg(figure)
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, 1), ylim=(len(answers), 0))
+    axes.axis("off")
+    for row, answer in enumerate(answers):
+        known = "learnt" if answer["known"] else "not in the training data"
+        axes.text(0.02, row + 0.28, f"{answer['question']}  ({known})", fontsize=7.5, alpha=0.75, va="center")
+        place = write_shaded(axes, answer["tokens"], row + 0.68)
+        others = ", ".join(text.rpartition(" is ")[2].rstrip(".") for text, _ in answer["alternatives"])
+        if others:
+            axes.text(place + 0.03, row + 0.68, f"or: {others}", fontsize=7.5, alpha=0.75, va="center")
+    return figure
+
+
+def write_shaded(axes: Axes, tokens: Sequence[Mapping[str, Any]], y: float) -> float:
+    """Write tokens next to each other, the more uncertain the darker; returns where they end."""
+    x = 0.02
+    for token in tokens:
+        if token["text"].startswith("<|"):
+            continue
+        entropy = token["aleatoric"] + token["epistemic"]
+        drawn = axes.text(x, y, token["text"].replace(" ", "\u00a0"), fontsize=10, va="center")
+        box = drawn.get_window_extent().transformed(axes.transData.inverted())
+        shade = min(0.75, 0.3 * entropy)
+        axes.add_patch(Rectangle((x, y - 0.2), box.x1 - x, 0.4, color=VERMILION, alpha=shade, linewidth=0))
+        x = box.x1
+    return x
