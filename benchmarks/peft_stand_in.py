@@ -25,7 +25,7 @@ sys.modules.setdefault("diffusers", diffusers)
 NOT_OFFERED = re.compile(
     r"unexpected keyword argument '(\w+)'"
     r"|\((\w+)\) is not supported: bayeslora adapts"
-    r"|(target_parameters|bias)=.* is not supported"
+    r"|(target_parameters|lora_bias|bias|use_dora|layer_replication)=.* is not supported"
     r"|no attribute '(add_weighted_adapter)'"
     r"|not compatible with the `(PeftMixedModel)`"
 )

@@ -67,6 +67,19 @@ def test_the_kl_is_that_of_the_dense_gaussians(settings, seed, scale):
     torch.testing.assert_close(posterior.kl().total.detach(), expected, rtol=1e-8, atol=0)
 
 
+@pytest.mark.parametrize("factors", ["A", "both"])
+def test_layers_narrower_than_the_rank_have_noise_in_all_their_directions(factors):
+    layers = [LayerShape("narrow", 3, 2, rank=4), LayerShape("single", 1, 5, rank=8)]
+    posterior = build(layers=layers, random_factors=factors)
+    expected = 0.0
+    for _, _, rows, covariance in dense(posterior):
+        prior = MultivariateNormal(torch.zeros_like(rows[0]), torch.eye(rows.shape[1]).double())
+        expected += sum(kl_divergence(MultivariateNormal(row, covariance), prior) for row in rows)
+    torch.testing.assert_close(posterior.kl().total.detach(), expected, rtol=1e-8, atol=0)
+    draws = posterior.draw(4, torch.Generator().manual_seed(0))
+    assert all(torch.isfinite(factor).all() for name in draws for factor in draws[name])
+
+
 @pytest.mark.parametrize("settings", FORMS)
 def test_draws_have_the_dense_moments(settings):
     """Errors of means and covariances of ``n`` draws are Gaussian: within 6 of their standard deviations."""

@@ -55,7 +55,8 @@ class DecoupledConfig:
         components: number of means ``K``. Each learns from its own part of every batch, so that several take no longer to
             train than one, but see fewer questions each.
         random_factors: factors with a distribution: ``A``, with ``B`` a point, or ``both``.
-        inducing_points: number of directions ``m`` of a factor's long side with their own noise; the rank if not given.
+        inducing_points: number of directions ``m`` of a factor's long side with their own noise; the rank if not given, or
+            all of them where that is more.
         width: standard deviation ``s`` of the inducing matrix. LoRA starts ``A`` with entries of ``1/√(3 i)``; in the
             ``m`` of ``i`` directions that an input is seen through, noise of ``s`` is ``s √(3 m)`` times that, however
             wide the layer is.
@@ -97,11 +98,12 @@ class DecoupledConfig:
 
 @dataclass(frozen=True)
 class _Block:
-    """A random factor of one group of layers, and the rows of the latent stack that belong to it."""
+    """A random factor of one group of layers with long side ``w``, and the rows of the latent stack that belong to it."""
 
     group: LayerGroup
     factor: str
     points: int
+    long: int
     rows: slice
 
     @property
@@ -112,11 +114,6 @@ class _Block:
     def size(self) -> tuple[int, int]:
         """Size ``(R, m)`` of its inducing matrix."""
         return self.group.rank, self.points
-
-    @property
-    def long(self) -> int:
-        """Length ``w`` of its long side."""
-        return self.group.in_features if self.factor == "A" else self.group.out_features
 
 
 class _Latent(NamedTuple):
@@ -190,14 +187,13 @@ class DecoupledPosterior(Posterior):
         stacks: dict[tuple[int, int], int] = {}
         for group in self.groups:
             for factor in self._random:
-                block = _Block(group, factor, self.config.inducing_points or group.rank, slice(0))
-                if block.points > block.long:
-                    raise ValueError(
-                        f"inducing_points={block.points} is more than a factor's long side has entries, {block.long}"
-                    )
-                start = stacks.get(block.size, 0)
-                stacks[block.size] = start + len(group)
-                blocks.append(_Block(group, factor, block.points, slice(start, start + len(group))))
+                long = group.in_features if factor == "A" else group.out_features
+                points = self.config.inducing_points or min(group.rank, long)
+                if points > long:
+                    raise ValueError(f"inducing_points={points} is more than a factor's long side has entries, {long}")
+                start = stacks.get((group.rank, points), 0)
+                stacks[group.rank, points] = start + len(group)
+                blocks.append(_Block(group, factor, points, long, slice(start, start + len(group))))
         return tuple(blocks), stacks
 
     # Pieces -------------------------------------------------------------------------------------------------------
