@@ -41,8 +41,8 @@ class BayesLoraConfig(PeftConfig):
         lora_alpha: the update is multiplied by ``lora_alpha / r``, or ``lora_alpha / √r`` with ``use_rslora``.
         lora_dropout: share of a layer's inputs that its update does not see, in training only, as in LoRA.
         bias: ``none``: biases of the base model are not trained. The only supported value.
-        target_modules: names, a regular expression or ``all-linear``. By default the query and key projections
-            and the output head, where the architecture is known.
+        target_modules: names, a regular expression or ``all-linear``. By default the query, key, value and output
+            projections of attention, as in ``bayeslora train``; LoRA's own targets in models with other names.
         exclude_modules: names or a regular expression of modules to leave out.
         layers_to_transform: indices of the layers to adapt; all if not given.
         layers_pattern: name of the list of layers, where it is not one that PEFT knows.

@@ -34,9 +34,8 @@ from bayeslora.models.four_bit import warn_of_wrong_rows
 from bayeslora.posterior import KL, LayerShape, Posterior, build_posterior
 from bayeslora.posterior.noise import Variates
 
-HEAD = "lm_head"
-DEFAULT_TARGETS = ("q_proj", "k_proj", HEAD)
-"""Target modules of the paper."""
+DEFAULT_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
+"""Target modules where they are not given: those of ``bayeslora train``."""
 
 LARGEST_WASTE = 1_000_000
 """Maximum size of a layer's factors at a rank above the layer's own, where the excess is useless."""
@@ -286,15 +285,9 @@ class BayesLoraModel(BaseTuner):
         setattr(parent, child_name, new_module)
 
     def _prepare_adapter_config(self, peft_config: BayesLoraConfig, model_config: dict[str, Any]) -> BayesLoraConfig:
-        """Default to query, key and head, as in the paper; for models with other names, to LoRA's targets.
-
-        A head that is trained in full, or tied to an embedding with trained tokens, is left to PEFT.
-        """
+        """Default to the projections of attention; for models with other names, to LoRA's targets."""
         if peft_config.target_modules is None:
             leaves = {name.rpartition(".")[2] for name, _ in self.model.named_modules()}
-            tied_tokens = peft_config.trainable_token_indices and model_config.get("tie_word_embeddings")
-            if tied_tokens or HEAD in (peft_config.modules_to_save or ()):
-                leaves.discard(HEAD)
             if leaves >= {"q_proj", "k_proj"}:
                 peft_config.target_modules = leaves & set(DEFAULT_TARGETS)
         return super()._prepare_adapter_config(peft_config, model_config)
