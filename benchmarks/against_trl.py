@@ -245,6 +245,8 @@ def plans(given: argparse.Namespace) -> Iterator[tuple[str, Plan]]:
     """A plan for every batch."""
     for batch in given.batches:
         rows, _, length = batch.partition("x")
+        if not (rows.isdigit() and length.isdigit() and int(rows) > 0 and int(length) > 1):
+            raise InputError(f"batch is {batch!r}; give rows times tokens, such as 8x512")
         yield (
             batch,
             Plan(
@@ -309,6 +311,9 @@ def main() -> None:
         [(_, plan)] = plans(given)
         given.out.write_text(json.dumps(contest(plan, given.only)), encoding="utf-8")
         return
+    if "trl" not in given.contestants:
+        raise InputError("contestants lack trl, to which the others are compared; add it")
+    list(plans(given))  # refused now
     given.words = _without(sys.argv[1:], ("--batches", "--out", "--rounds", "--contestants"))
     runs: list[dict[str, Any]] = []
     for number in range(given.rounds):

@@ -47,6 +47,6 @@ def command(main: Callable[[], None]) -> None:
     """Run a script."""
     try:
         main()
-    except InputError as error:
+    except (InputError, OSError) as error:
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -51,9 +51,10 @@ def test_files_of_an_earlier_version_are_refused(tmp_path: Path) -> None:
     """Its features are of another network, with which distances would mean nothing."""
     fitted().save(tmp_path / "familiarity.safetensors")
     arrays = load_file(tmp_path / "familiarity.safetensors")
-    save_file(arrays, tmp_path / "old.safetensors", metadata={"decides": "distance"})
-    with pytest.raises(InputError, match=r"its features are not those of the base model.*calibrate again"):
-        Familiarity.load(tmp_path / "old.safetensors")
+    for metadata in ({"decides": "distance"}, {"told": "[]"}, {"told": '{"features": "mean"}'}):
+        save_file(arrays, tmp_path / "old.safetensors", metadata=metadata)
+        with pytest.raises(InputError, match=r"its features are not those of the base model.*calibrate again"):
+            Familiarity.load(tmp_path / "old.safetensors")
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 30, 10_000])

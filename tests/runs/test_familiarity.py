@@ -197,6 +197,17 @@ def test_calibrate_chooses_another_score_and_share(copied: Path, capsys: pytest.
 
 
 @pytest.mark.system
+def test_calibrate_fits_it_again_where_it_is_damaged_or_of_an_earlier_version(copied: Path) -> None:
+    """As the message on loading advises."""
+    place = RunDirectory(copied).familiarity
+    want = Familiarity.load(place)
+    place.write_bytes(b"nothing")
+    with pytest.raises(InputError, match="calibrate again"):
+        load_run(copied)
+    assert bayeslora("calibrate", copied, "--quiet") == 0
+    np.testing.assert_allclose(Familiarity.load(place).gaussian.mean, want.gaussian.mean, atol=1e-5)
+
+
 def test_it_can_be_left_out_and_taken_away(task: Path, copied: Path, tmp_path: Path) -> None:
     plain = PredictionConfig(samples=3, unfamiliar_by="none")
     train(run_config(task=str(task), prediction=plain), tmp_path / "plain")

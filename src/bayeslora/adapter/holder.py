@@ -467,8 +467,9 @@ class PosteriorHolder(TunerModule, Holder):
 
 
 def _batch_rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Number of rows of a batch, the size of the first tensor that a model is given; 1 if there is none."""
-    return next((len(it) for it in (*args, *kwargs.values()) if isinstance(it, torch.Tensor) and it.ndim > 1), 1)
+    """Number of rows of a batch, the size of its tokens or else of the first tensor that a model is given; 1 if there is none."""
+    given = (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args, *kwargs.values())
+    return next((len(it) for it in given if isinstance(it, torch.Tensor) and it.ndim > 1), 1)
 
 
 def find_holder(model: nn.Module) -> PosteriorHolder:

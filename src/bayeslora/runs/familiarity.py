@@ -68,13 +68,21 @@ def renew_familiarity(
     if not has_features(trained.model):
         return None
     predictor, place = replace(trained.predictor(), familiarity=None), trained.directory.familiarity
-    gaussian = Familiarity.load(place).gaussian if place.exists() else _fit_to_own(trained, predictor, data_dir)
+    gaussian = _kept(place) or _fit_to_own(trained, predictor, data_dir)
     if gaussian is None:
         return None
     encoded = predictor.encode(items)
     found = _familiarity(gaussian, predictor, predictor(items, encoded), encoded, settings, trained.report)
     found.save(place)
     return found
+
+
+def _kept(place: Path) -> FeatureGaussian | None:
+    """What was fitted before; ``None`` if there is nothing, or if it is damaged or of an earlier version."""
+    try:
+        return Familiarity.load(place).gaussian if place.exists() else None
+    except InputError:
+        return None
 
 
 def _fit_to_own(trained: TrainedModel, predictor: Predictor, data_dir: Path | None) -> FeatureGaussian | None:

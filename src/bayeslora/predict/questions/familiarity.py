@@ -110,7 +110,7 @@ class Familiarity:
             with safe_open(path, framework="np") as file:
                 arrays = {name: file.get_tensor(name).astype(np.float64) for name in file.keys()}  # noqa: SIM118
                 told = json.loads((file.metadata() or {}).get("told", "{}"))
-            if told.get("features") != FEATURES:
+            if not isinstance(told, dict) or told.get("features") != FEATURES:
                 raise InputError("its features are not those of the base model")
             gaussian = FeatureGaussian(
                 **{name: arrays[name] for name in _GAUSSIAN}, shrinkage=float(arrays["shrinkage"].item())
