@@ -3,15 +3,17 @@
 python benchmarks/against_trl.py --model qwen2.5-1.5b --batches 8x512 --out against-trl.json
 python benchmarks/against_trl.py --model MODEL --text data/wikitext2/train.txt --batches 16x512 --ragged --out against-trl.json
 
-Every contestant trains in a process of its own, one after another and in turn, on the same batches in the same order:
+Every contestant trains in a process of its own, one after another and in turn, on the same texts:
 
 trl            TRL's SFTTrainer with PEFT's LoRA
+trl-by-length  the same, with batches of texts of similar length (``group_by_length``)
 trl-bayeslora  our SFTTrainer (``BayesLoraSFTTrainer``) with Bayesian-LoRA, four components
 lora           the loop of ``bayeslora train`` with LoRA
 bayesian-lora  the same with Bayesian-LoRA
 
 The model is a shape with random weights (see ``bayeslora bench``) or a directory. Without a text, tokens are drawn at random,
 frequent ones more often. Tokens are counted without padding. Time runs from the end of the warm-up steps to the end of the last.
+With ``--ragged`` each trainer makes up its own batches: TRL at random, our loop of texts of similar length, as it always does.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -45,7 +47,7 @@ from bayeslora.train.fit import Fit
 from bayeslora.train.head_loss import find_sliceable_head
 from bayeslora.train.objective import TokenObjective
 
-CONTESTANTS = ("trl", "trl-bayeslora", "lora", "bayesian-lora")
+CONTESTANTS = ("trl", "trl-by-length", "trl-bayeslora", "lora", "bayesian-lora")
 RATE = 2e-4
 
 
@@ -102,12 +104,21 @@ def make_texts(plan: Plan, tokenizer: Any, vocabulary: int) -> list[list[int]]:
 
 @dataclass
 class Watch:
-    """Notes the loss of every step, and the time from the end of the warm-up on."""
+    """Notes the loss of every step, the tokens of every batch, and the time from the end of the warm-up on."""
 
     plan: Plan
-    losses: list[float]
+    losses: list[float] = field(default_factory=list)
+    seen: list[torch.Tensor] = field(default_factory=list)
     begun: float = 0.0
     ended: float = 0.0
+
+    def count(self, model: Any, pad_id: int, hidden: int) -> None:
+        """Count the tokens that the model reads, and ``hidden`` more for every row, without waiting for the device."""
+
+        def add(module: Any, args: tuple[torch.Tensor, ...]) -> None:
+            self.seen.append((args[0] != pad_id).sum() + hidden * len(args[0]))
+
+        model.get_input_embeddings().register_forward_pre_hook(add)
 
     def note(self, loss: float) -> None:
         """A step has ended, and so has all that it had the device do."""
@@ -119,8 +130,9 @@ class Watch:
         self.ended = time.perf_counter()
 
 
-def with_trl(plan: Plan, model: Any, tokenizer: Any, texts: Sequence[Sequence[int]], ours: bool, watch: Watch) -> None:
+def with_trl(plan: Plan, model: Any, tokenizer: Any, texts: Sequence[Sequence[int]], name: str, watch: Watch) -> None:
     """Train with TRL's trainer, or with ours on top of it."""
+    ours = name == "trl-bayeslora"
     from datasets import Dataset
     from peft import LoraConfig
     from trl import SFTConfig, SFTTrainer
@@ -155,7 +167,7 @@ def with_trl(plan: Plan, model: Any, tokenizer: Any, texts: Sequence[Sequence[in
             bf16=next(model.parameters()).dtype == torch.bfloat16,
             use_cpu=model.device.type == "cpu",
             disable_tqdm=True,
-            train_sampling_strategy="sequential",
+            train_sampling_strategy="group_by_length" if name == "trl-by-length" else "sequential",
         )
         trainer = (BayesLoraSFTTrainer if ours else SFTTrainer)(
             model,
@@ -175,7 +187,9 @@ class InOrder(Fit[EncodedText]):
         return range(len(self.examples))
 
 
-def with_our_loop(plan: Plan, model: Any, texts: Sequence[Sequence[int]], method: str, watch: Watch) -> None:
+def with_our_loop(
+    plan: Plan, model: Any, tokenizer: Any, texts: Sequence[Sequence[int]], method: str, watch: Watch
+) -> None:
     """Train as ``bayeslora train`` does."""
     from peft import get_peft_model
 
@@ -197,8 +211,8 @@ def with_our_loop(plan: Plan, model: Any, texts: Sequence[Sequence[int]], method
     chosen |= {"schedule": "constant", "warmup": 0.0, "patience": 0, "aim": 0, "weight_decay": 0.0}
     chosen["gradient_checkpointing"] = plan.checkpointing
     lessons = [EncodedText(str(k), list(text[:1]), list(text[1:])) for k, text in enumerate(texts)]
-    objective = TokenObjective(adapted, head=find_sliceable_head(adapted))
-    InOrder(
+    objective = TokenObjective(adapted, tokenizer.pad_token_id, head=find_sliceable_head(adapted))
+    (Fit if plan.ragged else InOrder)(
         objective,
         lessons,
         TrainingConfig(**chosen),
@@ -212,18 +226,20 @@ def contest(plan: Plan, name: str) -> dict[str, Any]:
     """Train one contestant in this process."""
     model, tokenizer = load(plan)
     texts = make_texts(plan, tokenizer, model.config.vocab_size)
-    watch = Watch(plan, [])
+    watch = Watch(plan)
+    # our loop does not read the last token of a row, from which nothing is predicted
+    watch.count(model, tokenizer.pad_token_id, 0 if name.startswith("trl") else 1)
     if name.startswith("trl"):
-        with_trl(plan, model, tokenizer, texts, name != "trl", watch)
+        with_trl(plan, model, tokenizer, texts, name, watch)
     else:
-        with_our_loop(plan, model, texts, name, watch)
+        with_our_loop(plan, model, tokenizer, texts, name, watch)
     seconds = watch.ended - watch.begun
-    timed = texts[plan.warmup * plan.rows :]
+    tokens = int(torch.stack(watch.seen[-plan.steps :]).sum())  # a step reads its batch at once
     return {
         "contestant": name,
         "seconds": seconds,
-        "tokens": sum(map(len, timed)),
-        "tokens_per_second": sum(map(len, timed)) / seconds,
+        "tokens": tokens,
+        "tokens_per_second": tokens / seconds,
         "peak_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
         "losses": [round(loss, 5) for loss in watch.losses],
     }

@@ -68,7 +68,8 @@ def test_ratios_are_those_of_the_same_round() -> None:
 
 
 @pytest.mark.system
-def test_all_contestants_learn_from_the_same_texts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ragged", [False, True])
+def test_all_contestants_learn_from_the_same_texts(tmp_path: Path, ragged: bool) -> None:
     pytest.importorskip("trl")
     against = script("against_trl")
     given = [
@@ -84,11 +85,16 @@ def test_all_contestants_learn_from_the_same_texts(tmp_path: Path) -> None:
         str(tmp_path / "out.json"),
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["against_trl.py", "--ragged", *given])
+        patch.setattr(sys, "argv", ["against_trl.py", *["--ragged"][: int(ragged)], *given])
         against.main()
     record = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert [row["contestant"] for row in record["rows"]] == list(against.CONTESTANTS)
-    assert len({run["tokens"] for run in record["runs"]}) == 1
-    firsts = [run["losses"][0] for run in record["runs"]]
     assert all(len(run["losses"]) == 3 for run in record["runs"])
-    assert firsts == pytest.approx([firsts[0]] * 4, rel=1e-4)  # before the first step all are the base model
+    tokens = {run["contestant"]: run["tokens"] for run in record["runs"]}
+    if ragged:  # two batches of four, each with 2 to 16 tokens a row
+        assert all(16 <= count <= 128 for count in tokens.values())
+    else:
+        assert set(tokens.values()) == {128}
+        # before the first step all are the base model, and all but one have the same first batch
+        firsts = [run["losses"][0] for run in record["runs"] if run["contestant"] != "trl-by-length"]
+        assert firsts == pytest.approx([firsts[0]] * len(firsts), rel=1e-4)

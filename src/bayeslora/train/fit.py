@@ -27,6 +27,7 @@ from bayeslora.train.errors import TrainingDiverged
 from bayeslora.train.objective import KLWeight, Lesson, Objective
 from bayeslora.train.optimise import rate_factor
 from bayeslora.train.optimisers import make_steps
+from bayeslora.train.order import order_of_epoch
 from bayeslora.train.processes import Processes
 from bayeslora.train.trackers import Log
 
@@ -244,9 +245,8 @@ class Fit(Generic[Lesson]):
     def _order_of(self, epoch: int) -> Sequence[int]:
         """The order of the examples in an epoch; that of the last one asked for is kept."""
         if self._order is None or self._order[0] != epoch:
-            order = list(range(len(self.examples)))
-            random.Random(f"{self.seed} {epoch}").shuffle(order)
-            self._order = (epoch, order)
+            lengths = list(map(self.objective.length, self.examples))
+            self._order = (epoch, order_of_epoch(lengths, self._batch_size, random.Random(f"{self.seed} {epoch}")))
         return self._order[1]
 
     def _set_rates(self, step: int) -> None:

@@ -46,6 +46,9 @@ class Objective(Protocol[Learnt]):
     def terms(self, example: Learnt) -> int:
         """Number of answers or tokens in an example."""
 
+    def length(self, example: Learnt) -> int:
+        """Tokens that an example takes in a batch, if it is worth having examples of similar length in one; else 0."""
+
 
 @dataclass(frozen=True)
 class Example:
@@ -77,6 +80,10 @@ class QuestionObjective:
     def terms(self, example: Example) -> int:
         """One answer."""
         return 1
+
+    def length(self, example: Example) -> int:
+        """Not used: questions are short, and each batch is a random one."""
+        return 0
 
 
 @dataclass(frozen=True)
@@ -122,6 +129,10 @@ class TokenObjective:
     def terms(self, example: EncodedText) -> int:
         """One for each token."""
         return example.terms
+
+    def length(self, example: EncodedText) -> int:
+        """All tokens: rows are padded to the longest of a batch."""
+        return len(example)
 
 
 @dataclass(frozen=True)
