@@ -101,7 +101,10 @@ class Fit(Generic[Lesson]):
         self._taken: _Taken[Lesson] | None = None
         self._order: tuple[int, Sequence[int]] | None = None
         self._kl: dict[str, float] = {}  # its terms and their weight, at the last step read
-        self._terms: float = sum(map(self.objective.terms, self.examples)) / max(1, len(self.examples))
+        # the examples may be too many for memory, so they are read once
+        sizes = [(self.objective.terms(it), self.objective.length(it)) for it in self.examples]
+        self._terms: float = sum(terms for terms, _ in sizes) / max(1, len(sizes))
+        self._lengths = [length for _, length in sizes]
 
     @property
     def steps_per_epoch(self) -> int:
@@ -245,8 +248,8 @@ class Fit(Generic[Lesson]):
     def _order_of(self, epoch: int) -> Sequence[int]:
         """The order of the examples in an epoch; that of the last one asked for is kept."""
         if self._order is None or self._order[0] != epoch:
-            lengths = list(map(self.objective.length, self.examples))
-            self._order = (epoch, order_of_epoch(lengths, self._batch_size, random.Random(f"{self.seed} {epoch}")))
+            source = random.Random(f"{self.seed} {epoch}")
+            self._order = (epoch, order_of_epoch(self._lengths, self._batch_size, source))
         return self._order[1]
 
     def _set_rates(self, step: int) -> None:
