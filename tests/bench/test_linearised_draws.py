@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bayeslora.adapter.holder import find_holder
+from adapter.cases import adapted
+from bayeslora import find_holder
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.predict.questions.scorer import Scorer
 from bayeslora.predict.questions.scores import score_questions
-from tests.bench.test_scripts import script
-from tests.helpers import adapted, tiny_questions
+from bench.test_scripts import script
+from predict.test_options import questions
 
 
 @pytest.mark.parametrize("settings", [{"components": 1}, {"components": 2}])
@@ -21,7 +22,7 @@ def test_the_error_falls_with_the_square_of_the_width(settings: dict[str, int]) 
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and "mean_B" in name:
                 parameter.normal_(std=0.3, generator=torch.Generator().manual_seed(0))
-    scorer, items = Scorer(model), tiny_questions()
+    scorer, items = Scorer(model), questions(seed=1, count=5)
     posterior = find_holder(model).posterior("default")
     errors = []
     for scale in (0.2, 0.02):
