@@ -1,5 +1,6 @@
 """The order of an epoch: random, with examples of similar length in a batch."""
 
+import itertools
 import random
 
 import pytest
@@ -43,6 +44,10 @@ def test_batches_of_all_lengths_are_spread_over_an_epoch_and_differ_between_epoc
     halves = [sum(lengths[row] for row in orders[0][start : start + 500]) / 500 for start in (0, 500)]
     # the mean of 50 batches, each nearly of one length, that is uniform: standard error 144 / sqrt(50)
     assert abs(halves[0] - halves[1]) < 4 * 144 * (2 / 50) ** 0.5
+    means = [sum(lengths[row] for row in orders[0][k : k + 10]) / 10 for k in range(0, 1000, 10)]
+    steps = [abs(a - b) for a, b in itertools.pairwise(means)]
+    # two lengths at random differ by a third of the range, 167; in the order of their lengths, batches would by 20
+    assert sum(steps) / len(steps) > 100
     assert order_of_epoch(lengths, 10, random.Random("0 0")) == orders[0]
 
 
