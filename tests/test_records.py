@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import runpy
 import sys
@@ -29,11 +30,11 @@ def ends_with(script: str, *given: object) -> int | str | None:
     ("given", "told"),
     [
         (["openbookqa.json", "--section", "openbokqa"], "did you mean 'openbookqa'?"),
-        (["openbookqa.json", "openbookqa-1280.json"], "has openbookqa, as has a record before it"),
+        (["openbookqa.json", "openbookqa-1280.json"], "has seeds that a record before it has"),
         (["nowhere.json"], "no such file"),
         (["histories.json"], "is not as bayeslora wrote it"),
     ],
-    ids=["unknown task", "a task twice", "no file", "another file"],
+    ids=["unknown task", "a seed twice", "no file", "another file"],
 )
 def test_records_that_cannot_be_shown(
     script: str, given: list[str], told: str, capsys: pytest.CaptureFixture[str]
@@ -42,6 +43,27 @@ def test_records_that_cannot_be_shown(
     assert ends_with(script, *words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{script}.py: ") and told in line
+
+
+def test_records_with_different_seeds_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method that only one of them has keeps its own seeds, and the best is tied where it is in both."""
+    monkeypatch.syspath_prepend(SCRIPTS)
+    whole = json.loads((RECORDS / "openbookqa.json").read_text(encoding="utf-8"))
+    paths = []
+    for seeds in ({0, 2}, {1}):
+        part = json.loads(json.dumps(whole))
+        for method, row in part["sections"]["openbookqa"].items():
+            row["runs"] = [run for run in row["runs"] if run["seed"] in seeds]
+            row["ties_best"] = {"nll": method == "lora", "acc": 1 in seeds}
+        if 1 in seeds:
+            del part["sections"]["openbookqa"]["blob"]
+        paths.append(tmp_path / f"{len(seeds)}.json")
+        paths[-1].write_text(json.dumps(part), encoding="utf-8")
+    found = importlib.import_module("records").read_sections(paths)["openbookqa"]
+    assert list(found) == list(whole["sections"]["openbookqa"])
+    assert [run["seed"] for run in found["lora"]["runs"]] == [0, 2, 1]
+    assert [run["seed"] for run in found["blob"]["runs"]] == [0, 2]
+    assert found["lora"]["ties_best"] == {"nll": True, "acc": False}
 
 
 @pytest.mark.parametrize(
