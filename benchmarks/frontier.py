@@ -1,6 +1,6 @@
 """What drawing in the upper layers only costs and saves: quality against the time of a prediction.
 
-python benchmarks/frontier.py RUN --trained 0.5=RUN2 0.25=RUN3 --data-dir DATA --out result.json --figure frontier.svg
+python benchmarks/frontier.py RUN --trained 0.5=RUN2 0.25=RUN3 --data-dir DATA --out result.json
 
 RUN is fully stochastic and drawn above each cut, with the mean below (late draws). Runs given as ``--trained`` were trained
 with ``--stochastic-layers CUT``. The scale of the posterior is chosen for every cut on the validation split, by the NLL at
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from bayeslora import load_run
 from bayeslora.bench.timing import Timing, time_in_turns
@@ -120,26 +119,6 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def draw(record: dict[str, Any], path: Path) -> None:
-    """NLL, ECE and epistemic uncertainty against the cost."""
-    titles = {"nll": "test NLL", "ece": "test ECE", "epistemic": "epistemic uncertainty (nats)"}
-    figure = Figure(figsize=(9.6, 3.2), layout="constrained")
-    axes = figure.subplots(1, len(titles))
-    for axis, (name, title) in zip(axes, titles.items(), strict=True):
-        for form, marker in (("late draws", "o-"), ("trained", "s--")):
-            rows = sorted((r for r in record["rows"] if r["form"] == form), key=lambda row: row["cost"])
-            if rows:
-                axis.plot([r["cost"] for r in rows], [r[name] for r in rows], marker, label=form)
-            for r in rows:
-                axis.annotate(r["cut"], (r["cost"], r[name]), xytext=(4, 4), textcoords="offset points", fontsize=7)
-        mean = next(r for r in record["rows"] if r["form"] == "mean")
-        axis.plot([mean["cost"]], [mean[name]], "kx", label="posterior mean")
-        axis.set(xlabel="time of a prediction (mean = 1)", title=title)
-        axis.margins(0.15)
-    axes[0].legend(fontsize=8)
-    figure.savefig(path)
-
-
 def main() -> None:
     """Measure, write, draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -152,7 +131,6 @@ def main() -> None:
     parser.add_argument("--timed", type=int, default=512, help="questions that are timed")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--figure", type=Path, default=None)
     given = parser.parse_args()
     record = measure(given)
     given.out.parent.mkdir(parents=True, exist_ok=True)
@@ -161,8 +139,6 @@ def main() -> None:
         print(
             "  ".join(f"{name} {value:.4g}" if isinstance(value, float) else str(value) for name, value in row.items())
         )
-    if given.figure is not None:
-        draw(record, given.figure)
 
 
 if __name__ == "__main__":

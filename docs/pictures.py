@@ -36,6 +36,7 @@ sys.path.insert(0, str(HERE))
 from picture_style import BLUE, GREY, INK, STYLE, VERMILION, save  # noqa: E402
 from result_pictures import (  # noqa: E402
     draw_confidence,
+    draw_frontier,
     draw_main_reliability,
     draw_main_risk,
     draw_main_table,
@@ -240,6 +241,7 @@ def main() -> None:
             "main-table": draw_main_table(RESULTS / "main/seeds-0-1.json"),
             "main-reliability": draw_main_reliability(RESULTS / "main/curves.json"),
             "main-risk": draw_main_risk(RESULTS / "main/curves.json"),
+            "frontier": draw_frontier(RESULTS / "frontier/quickstart.json"),
             "words": draw_words(RESULTS / "words/larkhaven.json"),
             "posterior": draw_posterior(line),
             "update": draw_update(line),

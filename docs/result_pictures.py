@@ -121,6 +121,28 @@ def draw_main_risk(record: Path) -> Figure:
     return figure
 
 
+def draw_frontier(record: Path) -> Figure:
+    """NLL against the time of a prediction, by the layers in which draws differ."""
+    figure = Figure(figsize=(NARROW, 2.8), layout="constrained")
+    axes = figure.add_subplot(xlabel="time of a prediction, the posterior mean is 1", ylabel="NLL")
+    rows = read(record)["rows"]
+    for form, name, style, colour in (
+        ("late draws", "four draws above a cut", "o-", BLUE),
+        ("trained", "trained with the cut", "s--", VERMILION),
+    ):
+        shown = sorted((row for row in rows if row["form"] == form), key=lambda row: row["cost"])
+        axes.plot([row["cost"] for row in shown], [row["nll"] for row in shown], style, color=colour, label=name)
+        for row in shown:
+            place = (row["cost"], row["nll"])
+            axes.annotate(row["cut"], place, xytext=(4, 4), textcoords="offset points", fontsize=7.5)
+    (mean_row,) = (row for row in rows if row["form"] == "mean")
+    axes.plot(mean_row["cost"], mean_row["nll"], "X", color=INK, markersize=7, label="posterior mean")
+    axes.margins(0.15)
+    axes.grid(color=GREY, alpha=0.25)
+    axes.legend()
+    return figure
+
+
 def draw_words(record: Path) -> Figure:
     """Answers whose words are shaded by their uncertainty."""
     answers = read(record)["answers"]

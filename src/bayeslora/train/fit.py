@@ -10,6 +10,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -24,6 +25,7 @@ from bayeslora.progress import Reporter, Silent
 from bayeslora.runs.config import TrainingConfig
 from bayeslora.train.checkpoint import TrainingState, load_checkpoint, save_checkpoint
 from bayeslora.train.errors import TrainingDiverged
+from bayeslora.train.lean_layers import LeanLayers
 from bayeslora.train.objective import KLWeight, Lesson, Objective
 from bayeslora.train.optimise import rate_factor
 from bayeslora.train.optimisers import make_steps
@@ -32,6 +34,9 @@ from bayeslora.train.processes import Processes
 from bayeslora.train.trackers import Log
 
 T = TypeVar("T")
+
+LEAN = ("cuda",)
+"""Devices on which steps are taken with :class:`~bayeslora.train.lean_layers.LeanLayers`; on others they are not faster."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,7 @@ class Fit(Generic[Lesson]):
         trained = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         remembered = {f"remembered.{name}": buffer for name, buffer in self._holder.named_buffers()}
         self._state: dict[str, Tensor] = {**trained, **remembered}
+        self._lean = LeanLayers(self._model) if self._device.type in LEAN else nullcontext()
         self._steps = make_steps(self._model, self._given)
         self._rates = [group["lr"] for group in self._steps.groups]
         self._kl_weight = KLWeight(self._given("kl_scaling"), self._given("kl_beta"), self._given("kl_warmup"))
@@ -180,6 +186,10 @@ class Fit(Generic[Lesson]):
             self._note(before, state)
 
     def _take_step(self, step: int) -> _Taken[Lesson]:
+        with self._lean:
+            return self._descend(step)
+
+    def _descend(self, step: int) -> _Taken[Lesson]:
         self._model.train()
         weight = self._kl_weight.at(
             step, self.steps, examples=len(self.examples), batch_size=self._batch_size, terms=self._terms

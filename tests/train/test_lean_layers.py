@@ -1,0 +1,163 @@
+"""Lean layers against the layers they stand for: values, gradients, and what is kept for the backward pass."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import Gemma2Config, Gemma2ForCausalLM
+from transformers.activations import ACT2FN
+
+from adapter.cases import SIZES, adapted, base_model, tokens
+from bayeslora import find_holder
+from bayeslora.train import fit
+from bayeslora.train.lean_layers import LeanLayers, _GatedProduct, lean_gate, lean_norm
+from bayeslora.train.objective import TokenObjective
+from rounding import summed
+from train.test_fit import settings
+from train.test_objective import texts
+
+
+def kinds(model):
+    return sorted(type(module).__name__ for module in LeanLayers(model).forwards)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "wanted"),
+    [
+        ("llama", ["LlamaMLP"] * 2 + ["LlamaRMSNorm"] * 5),
+        ("qwen3", ["Qwen3MLP"] * 2 + ["Qwen3RMSNorm"] * 9),
+        ("qwen3_moe", ["Qwen3MoeRMSNorm"] * 9),
+        ("gpt2", []),
+    ],
+)
+def test_known_layers_are_found(architecture, wanted):
+    model = adapted(architecture, target_modules=["c_attn"] if architecture == "gpt2" else ["q_proj"])
+    assert kinds(model) == wanted
+
+
+def test_a_norm_of_another_formula_is_left_alone():
+    """Gemma multiplies by one plus the weight."""
+    model = Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=8)).requires_grad_(False)
+    assert kinds(model) == ["Gemma2MLP"] * 2
+
+
+@pytest.mark.parametrize("eps", [1e-6, 1e-5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_are_recognised_in_every_precision(dtype, eps):
+    norm = base_model("llama").model.norm.to(dtype).requires_grad_(False)
+    with torch.no_grad():
+        norm.weight.uniform_(0.5, 2.0)
+        norm.variance_epsilon = eps
+    lean = lean_norm(norm)
+    given = torch.randn(3, 32).to(dtype)
+    torch.testing.assert_close(lean(given), norm(given))
+    assert lean_norm(norm.requires_grad_()) is None
+
+
+def test_a_norm_with_its_epsilon_elsewhere_is_left_alone():
+    class OtherRMSNorm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.eps = nn.Parameter(torch.ones(16), requires_grad=False), 1e-6
+
+        def forward(self, x):
+            return self.weight * x / (x.pow(2).mean(-1, keepdim=True).sqrt() + self.eps)
+
+    assert lean_norm(OtherRMSNorm()) is None
+
+
+def test_a_gated_layer_that_does_more_is_left_alone():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate_proj, self.up_proj, self.down_proj = (nn.Linear(4, 4) for _ in range(3))
+            self.act_fn, self.factor = F.silu, 2.0
+
+        def forward(self, x):
+            return self.factor * self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+    class Swapped(Scaled):
+        def forward(self, x):
+            return self.down_proj(self.gate_proj(x) * self.act_fn(self.up_proj(x)))
+
+    class Right(Scaled):
+        def forward(self, x):
+            return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+    assert lean_gate(Scaled()) is None and lean_gate(Swapped()) is None and lean_gate(Right()) is not None
+
+
+@pytest.mark.parametrize("act", ["silu", "gelu_pytorch_tanh", "relu2"])
+@pytest.mark.parametrize("needed", [(True, True), (True, False), (False, True)])
+def test_the_gated_product_has_the_gradient_of_its_formula(act, needed):
+    """The same operators as without it, so equal to the bit."""
+    given = [torch.randn(5, 7, requires_grad=it) for it in needed]
+    slope = torch.randn(5, 7)
+    with_it = torch.autograd.grad(
+        _GatedProduct.apply(*given, ACT2FN[act]), [it for it in given if it.requires_grad], slope
+    )
+    without = torch.autograd.grad(ACT2FN[act](given[0]) * given[1], [it for it in given if it.requires_grad], slope)
+    assert all(torch.equal(a, b) for a, b in zip(with_it, without, strict=True))
+
+
+def kept(model, ids):
+    """Bytes of activations that a pass keeps, each tensor once."""
+    sizes = {}
+
+    def pack(tensor):
+        if not isinstance(tensor, nn.Parameter):
+            sizes[tensor.untyped_storage().data_ptr()] = (tensor.untyped_storage().nbytes(), tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(input_ids=ids).logits.sum().backward()
+    return sum(size for size, _ in sizes.values())
+
+
+def test_the_activation_of_a_gated_layer_is_not_kept():
+    """One tensor of the size of the gate fewer for every layer through which gradients go; norms are one operator on GPUs."""
+    model, ids = adapted(posterior="point", target_modules=["q_proj"]).train(), tokens(3)
+    plain = kept(model, ids)
+    lean = LeanLayers(model)
+    lean.forwards = {module: it for module, it in lean.forwards.items() if type(module).__name__ == "LlamaMLP"}
+    with lean:
+        assert plain - kept(model, ids) == 2 * ids.numel() * SIZES["intermediate_size"] * 4
+
+
+def test_layers_are_as_before_after_the_block_and_after_an_error():
+    model, ids = adapted(target_modules=["q_proj"]).eval(), tokens(2)
+    before = model(input_ids=ids).logits
+    with LeanLayers(model):
+        torch.testing.assert_close(model(input_ids=ids).logits, before)
+    with pytest.raises(IndexError), LeanLayers(model):
+        model(input_ids=ids + 1000)
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert torch.equal(model(input_ids=ids).logits, before)
+
+
+def test_layers_that_something_else_has_changed_are_left_alone():
+    model = base_model("llama").requires_grad_(False)
+    norm = model.model.norm
+    norm.forward = functools.partial(type(norm).forward, norm)
+    with LeanLayers(model):
+        assert isinstance(norm.forward, functools.partial)
+    assert isinstance(norm.forward, functools.partial)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_step_has_the_same_gradient(monkeypatch, checkpointing):
+    gradients = []
+    for devices in ((), ("cpu",)):
+        monkeypatch.setattr(fit, "LEAN", devices)
+        model = adapted(posterior="meanfield", target_modules=["q_proj", "down_proj"])
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        chosen = settings(batch_size=4, clip=1e9, gradient_checkpointing=checkpointing)
+        fit.Fit(TokenObjective(model), texts(6), chosen, 0, lambda: {"nll": 0.0})._take_step(0)
+        assert not any("forward" in vars(module) for module in model.modules())
+        gradients.append({name: p.grad for name, p in find_holder(model).named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys() and gradients[0]
+    for name, value in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], value, **summed(value), msg=lambda m, n=name: f"{n}: {m}")
