@@ -11,7 +11,7 @@ from transformers.activations import ACT2FN
 
 from adapter.cases import SIZES, adapted, base_model, tokens
 from bayeslora import find_holder
-from bayeslora.train import fit
+from bayeslora.train import fit, lean_layers
 from bayeslora.train.lean_layers import LeanLayers, _GatedProduct, lean_gate, lean_norm
 from bayeslora.train.objective import TokenObjective
 from rounding import summed
@@ -150,7 +150,7 @@ def test_layers_that_something_else_has_changed_are_left_alone():
 def test_a_step_has_the_same_gradient(monkeypatch, checkpointing):
     gradients = []
     for devices in ((), ("cpu",)):
-        monkeypatch.setattr(fit, "LEAN", devices)
+        monkeypatch.setattr(lean_layers, "LEAN", devices)
         model = adapted(posterior="meanfield", target_modules=["q_proj", "down_proj"])
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 
 from adapter.cases import VOCABULARY, adapted, base_model, tokens
 from bayeslora import BayesLoraConfig, find_holder
-from bayeslora.train import BayesLoraTrainer, BayesLoraTrainerMixin
+from bayeslora.train import BayesLoraTrainer, BayesLoraTrainerMixin, lean_layers
 from bayeslora.train.optimise import parameter_kinds
+from rounding import summed
 from tiers import some
 
 BETA = 1e-2
@@ -102,6 +103,19 @@ def test_the_kl_counts_once_under_accumulation(tmp_path, accumulation, smoothing
     with_kl, trainer = one_step(tmp_path, BETA, **settings)
     assert trainer.kl_weight == pytest.approx(BETA / 8)
     assert kl_factor(with_kl, without, trainer.kl_weight / LABELS) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_lean_layers_take_the_same_step(tmp_path, monkeypatch):
+    plain, _ = one_step(tmp_path, BETA)
+    monkeypatch.setattr(lean_layers, "LEAN", ("cpu",))
+    lean, trainer = one_step(tmp_path, BETA)
+    assert len(trainer._lean.forwards) == 7  # two gated layers and five norms
+    start = {name: p.detach() for name, p in find_holder(adapted(**SETTINGS)).named_parameters()}
+    for name, value in plain.items():
+        step = value - start[name]
+        torch.testing.assert_close(
+            lean[name] - start[name], step, **summed(torch.cat([step.flatten(), value.flatten()]))
+        )
 
 
 class Ragged(Rows):

@@ -10,7 +10,6 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -25,7 +24,7 @@ from bayeslora.progress import Reporter, Silent
 from bayeslora.runs.config import TrainingConfig
 from bayeslora.train.checkpoint import TrainingState, load_checkpoint, save_checkpoint
 from bayeslora.train.errors import TrainingDiverged
-from bayeslora.train.lean_layers import LeanLayers
+from bayeslora.train.lean_layers import lean_layers
 from bayeslora.train.objective import KLWeight, Lesson, Objective
 from bayeslora.train.optimise import rate_factor
 from bayeslora.train.optimisers import make_steps
@@ -34,9 +33,6 @@ from bayeslora.train.processes import Processes
 from bayeslora.train.trackers import Log
 
 T = TypeVar("T")
-
-LEAN = ("cuda",)
-"""Devices on which steps are taken with :class:`~bayeslora.train.lean_layers.LeanLayers`; on others they are not faster."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +93,7 @@ class Fit(Generic[Lesson]):
         trained = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         remembered = {f"remembered.{name}": buffer for name, buffer in self._holder.named_buffers()}
         self._state: dict[str, Tensor] = {**trained, **remembered}
-        self._lean = LeanLayers(self._model) if self._device.type in LEAN else nullcontext()
+        self._lean = lean_layers(self._model, self._device)
         self._steps = make_steps(self._model, self._given)
         self._rates = [group["lr"] for group in self._steps.groups]
         self._kl_weight = KLWeight(self._given("kl_scaling"), self._given("kl_beta"), self._given("kl_warmup"))

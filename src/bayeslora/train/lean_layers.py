@@ -8,6 +8,7 @@ input alone, and a gated layer computes its activation again in the backward pas
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Forward = Callable[[Tensor], Tensor]
+
+
+LEAN = ("cuda",)
+"""Devices on which lean layers are faster."""
+
+
+def lean_layers(model: nn.Module, device: torch.device) -> AbstractContextManager[None]:
+    """A block in which steps of training are taken, with lean layers where they are faster. It can be entered again."""
+    return LeanLayers(model) if device.type in LEAN else nullcontext()
 
 
 class LeanLayers:

@@ -8,8 +8,8 @@ normalised already; the gradient exchange averages over processes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from bayeslora.adapter.version_counters import raise_versions
 from bayeslora.posterior.ivon import IvonPosterior
 from bayeslora.posterior.kl import KLScaling
 from bayeslora.train.batches import split_rows
+from bayeslora.train.lean_layers import lean_layers
 from bayeslora.train.objective import KLWeight
 from bayeslora.train.optimise import clip_scales, multiplier_of, parameter_groups, parameter_kinds
 from bayeslora.train.processes import Processes
@@ -85,6 +86,10 @@ class BayesLoraTrainerMixin(_Base):
         weight = KLWeight(self.kl_scaling, self.kl_beta, self.kl_warmup)
         step, steps = self.state.global_step, self.state.max_steps
         return weight.at(step, steps, examples=len(self.train_dataset), batch_size=batch)
+
+    @cached_property
+    def _lean(self) -> AbstractContextManager[None]:
+        return lean_layers(self.model, self.args.device)
 
     def compute_loss(
         self,
@@ -149,7 +154,8 @@ class BayesLoraTrainerMixin(_Base):
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Clip the gradient of posterior scales before the trainer clips everything by one norm, for the reason that
         :func:`bayeslora.train.optimise.clip_apart` gives."""
-        loss: Tensor = super().training_step(*args, **kwargs)
+        with self._lean:
+            loss: Tensor = super().training_step(*args, **kwargs)
         if self.args.max_grad_norm and self.accelerator.sync_gradients and not self.args.fp16:
             clip_scales(parameter_groups(self.model), self.args.max_grad_norm)
         return loss
