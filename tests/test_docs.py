@@ -229,6 +229,21 @@ def test_tables_of_the_studies(page: str, script: str, given: list[str], count: 
     assert len(tables) == count and all(table in text for table in tables)
 
 
+@pytest.mark.parametrize("model", ["qwen2.5-1.5b", "llama2-7b"])
+def test_training_beside_trl(model: str) -> None:
+    page = (REPORTS / "performance.md").read_text(encoding="utf-8")
+    for row in json.loads((ROOT / f"benchmarks/results/trl/{model}.json").read_text(encoding="utf-8"))["rows"]:
+        speed, memory = (f"{row[name]:.2f}" for name in ("speed", "memory"))
+        shown = (
+            f"{row['tokens_per_second']:,.0f}",
+            speed,
+            f"{row['peak_gib']:.1f}",
+            memory,
+            f"{row['last_losses']:.3f}",
+        )
+        assert " | ".join(shown) in page
+
+
 @pytest.mark.parametrize("task", ["arc-easy", "arc-challenge"])
 def test_quality_of_late_draws(task: str) -> None:
     column = {"arc-easy": 3, "arc-challenge": 4}[task]
