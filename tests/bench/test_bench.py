@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from bayeslora.bench.subjects import Subjects, trainable
 from bayeslora.bench.tables import by_method
 from bayeslora.bench.timing import Timing, time_in_turns
 from bayeslora.errors import InputError
+from bayeslora.progress import Reporter
 from tiers import some
 from train.tiny import bayeslora
 
@@ -175,6 +177,18 @@ def test_growth_is_measured_along_every_axis(tmp_path: Path, monkeypatch: pytest
     assert exponent(launches) == 0.0  # the same number of operators whatever the number of layers
     kept = growth_of(rows, "rows", f"{LORA}, train", "bytes")
     assert 0.5 < exponent(kept) <= 1.01
+
+
+def test_what_was_measured_before_an_interruption_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(subjects: Subjects, report: Reporter) -> Iterator[Row]:
+        yield Row("train 2x8", "lora", {"median": 1.0})
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(MEASURES, "train", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bench(["draw", "train"], BenchConfig(**SMALL), device="cpu", out=tmp_path / "bench.json")
+    rows = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))["rows"]
+    assert {row["what"].split()[0] for row in rows} == {"draw", "train"}
 
 
 def test_growth_exponents() -> None:

@@ -11,6 +11,7 @@ from bayeslora.atomic_files import write_json
 from bayeslora.bench.config import BenchConfig
 from bayeslora.bench.growth import draw_growth
 from bayeslora.bench.measures import MEASURES
+from bayeslora.bench.rows import Row
 from bayeslora.bench.subjects import Subjects
 from bayeslora.bench.tables import by_method, line_by_line
 from bayeslora.errors import InputError
@@ -38,7 +39,7 @@ def bench(
     figures: Path | None = None,
     report: Reporter | None = None,
 ) -> Benchmark:
-    """Run the measurements; writes the record to ``out``, and figures of growth to a directory, if given."""
+    """Run the measurements; writes the record to ``out`` row by row, and figures of growth to a directory, if given."""
     if not what:
         raise InputError(f"there is nothing to measure; choose among {', '.join(MEASURES)}")
     for name in what:
@@ -50,17 +51,20 @@ def bench(
         raise InputError(f"{out}: is there already; choose another file")
     report = report or Silent()
     subjects = Subjects(config, device)
-    rows = [row for name in what for row in MEASURES[name](subjects, report)]
     record = {
         "schema": SCHEMA,
         "config": to_dict(config),
         "dtype": str(subjects.dtype).removeprefix("torch."),
         "environment": describe_environment(subjects.device),
-        "rows": [asdict(row) for row in rows],
     }
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(out, record)
+    rows: list[Row] = []
+    for name in what:
+        for row in MEASURES[name](subjects, report):
+            rows.append(row)
+            record["rows"] = [asdict(it) for it in rows]
+            if out is not None:
+                out.parent.mkdir(parents=True, exist_ok=True)
+                write_json(out, record)
     if figures is not None:
         draw_growth(rows, figures)
     text = line_by_line(rows) if len(what) == 1 else f"{line_by_line(rows)}\n\n{by_method(rows)}"
