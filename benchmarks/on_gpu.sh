@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# The figures of the reports that need a GPU, one job after another. A job that has ended is not run again, and an interrupted comparison
+# goes on where it stopped.
+#
+#   benchmarks/on_gpu.sh MODEL DATA OUT [JOB ...]
+#
+# MODEL is Qwen2.5-Coder-1.5B-Instruct, on the hub or as a directory; DATA has local copies of the benchmarks (see --data-dir). Records and
+# logs go to OUT. Without jobs all of them are run, in the order below; LIMIT (600 by default) bounds the seconds of each.
+set -uo pipefail
+
+JOBS="tests trl ragged bench main shift boolq rivals unstopped frontier linearised load"
+SEEDS=${SEEDS:-0 1 2}
+LIMIT=${LIMIT:-600}
+PYTHON=${PYTHON:-python3}
+
+if [ $# -lt 3 ]; then
+  echo "usage: $0 MODEL DATA OUT [JOB ...]; jobs: $JOBS" >&2
+  exit 2
+fi
+model=$1 data=$2 out=$3
+shift 3
+here=$(cd "$(dirname "$0")" && pwd)
+mkdir -p "$out"
+
+bayeslora() { timeout "$LIMIT" "$PYTHON" -m bayeslora "$@"; }
+script() { name=$1; shift; timeout "$LIMIT" "$PYTHON" "$here/$name.py" "$@"; }
+
+TRIALS="lora=1:1 lora-plus=1:1 adalora=1:2 mc-dropout=1:1 checkpoint-ensemble=1:1 swag=1:2 bbb=1:1 blob=1:1 c-lora=1:1 monteclora=1:1"
+METHODS="bayesian-lora lora deep-ensemble temperature blob lora-plus adalora mc-dropout checkpoint-ensemble swag bbb c-lora monteclora zero-shot"
+
+# a comparison with letters: compare STUDY TASKS METHODS [options]
+compare() {
+  study=$1 tasks=$2 methods=$3
+  shift 3
+  # shellcheck disable=SC2086
+  bayeslora compare --model "$model" --data-dir "$data" --scoring letter --batch-tokens 16384 --workers 6 --seeds $SEEDS \
+    --out "$out/$study" --tasks $tasks --methods $methods "$@"
+}
+
+job_tests() { # what only a GPU runs of the tests
+  (cd "$here/.." && timeout "$LIMIT" "$PYTHON" -m pytest -q tests/posterior/test_philox.py tests/posterior/test_capture.py tests/train/test_head_loss.py)
+}
+job_trl() {
+  gunzip -c "$data/wikitext2/train.txt.gz" > "$out/train.txt"
+  script against_trl --model "$model" --text "$out/train.txt" --batches 8x512 --contestants trl bayesian-lora lora --out "$out/trl-1.5b.json" &&
+    script against_trl --model llama2-7b --batches 8x512 --steps 12 --contestants trl bayesian-lora --out "$out/trl-7b.json"
+}
+job_ragged() {
+  gunzip -c "$data/wikitext2/train.txt.gz" > "$out/train.txt"
+  script against_trl --model "$model" --text "$out/train.txt" --batches 16x512 --ragged --contestants trl trl-by-length bayesian-lora \
+    --out "$out/trl-1.5b-ragged.json"
+}
+job_bench() {
+  bayeslora bench train memory predict decode --model qwen2.5-1.5b --batches 1x128 8x128 --samples 1 4 --targets q_proj k_proj v_proj o_proj \
+    --repeats 10 --out "$out/bench-1.5b.json"
+}
+job_main() { # the main table
+  # shellcheck disable=SC2086
+  compare main "arc-challenge arc-easy openbookqa winogrande-m winogrande-s" "$METHODS" --eval-every 8 --unfamiliar-by none --trials $TRIALS
+}
+job_shift() {
+  compare shift openbookqa "bayesian-lora lora deep-ensemble blob zero-shot" --eval-every 8 --trials lora=1:1 blob=1:1 \
+    --shift arc-challenge arc-easy mmlu-cs mmlu-eng mmlu-law mmlu-health
+}
+job_boolq() {
+  # shellcheck disable=SC2086
+  compare boolq boolq "$METHODS" --eval-every 8 --unfamiliar-by none --max-train 1280 --trials $TRIALS
+}
+job_rivals() { # ivon has settings of its own
+  compare ivon "arc-challenge arc-easy openbookqa winogrande-m winogrande-s" ivon --eval-every 8 --unfamiliar-by none \
+    --trials ivon=0.4:1 --settings sample_size=1e8
+}
+job_unstopped() { # training that nothing stops
+  for epochs in 4 8; do
+    compare "epochs-$epochs" "arc-challenge winogrande-s" "lora mc-dropout blob bayesian-lora" --unfamiliar-by none --patience 0 \
+      --epochs "$epochs" --eval-every "$epochs" || return
+  done
+}
+trained() { find "$out/main/runs/arc-challenge/bayesian-lora" -type d -name 'seed-*' | sort | head -n 1; }
+job_frontier() {
+  script frontier "$(trained)" --cuts all 0.75 0.5 0.25 --data-dir "$data" --timed 256 --repeats 3 --out "$out/frontier-1.5b.json"
+}
+job_linearised() {
+  script linearised_draws "$(trained)" --data-dir "$data" --questions 64 --draws 4 16 --repeats 1 --out "$out/linearised-1.5b.json"
+}
+job_load() {
+  script serve_load --run "$(trained)" --texts 64 --clients 16 --requests 400 --out "$out/serve-1.5b.json"
+}
+
+failed=0
+for job in ${*:-$JOBS}; do
+  case " $JOBS " in *" $job "*) ;; *) echo "$0: no job $job; jobs: $JOBS" >&2; exit 2 ;; esac
+  [ -e "$out/$job.done" ] && continue
+  echo "$(date +%T) $job"
+  if "job_$job" > "$out/$job.log" 2>&1; then touch "$out/$job.done"; else echo "$(date +%T) $job failed, see $out/$job.log" >&2; failed=1; fi
+done
+exit $failed
