@@ -56,6 +56,12 @@ def test_norms_are_recognised_in_every_precision(dtype, eps):
     assert lean_norm(norm.requires_grad_()) is None
 
 
+def test_a_norm_that_is_divided_among_processes_is_left_alone():
+    norm = base_model("llama").model.norm.requires_grad_(False)
+    norm.weight.device_mesh = "as sharded tensors have it"
+    assert lean_norm(norm) is None
+
+
 def test_a_norm_with_its_epsilon_elsewhere_is_left_alone():
     class OtherRMSNorm(nn.Module):
         def __init__(self):

@@ -50,15 +50,20 @@ def lean_norm(module: nn.Module) -> Forward | None:
     """The forward pass of a root-mean-square normalisation by one operator, or ``None`` if the module is anything else."""
     if not type(module).__name__.endswith("RMSNorm") or [name for name, _ in module.named_parameters()] != ["weight"]:
         return None
-    weight = module.weight
+    weight = module.get_parameter("weight")
     epsilon = next((value for name, value in vars(module).items() if name in ("variance_epsilon", "eps")), None)
-    if not isinstance(weight, Tensor) or weight.ndim != 1 or not isinstance(epsilon, float) or weight.requires_grad:
+    if weight.ndim != 1 or not isinstance(epsilon, float) or weight.requires_grad or _is_sharded(weight):
         return None
 
     def forward(hidden_states: Tensor) -> Tensor:
         return F.rms_norm(hidden_states, weight.shape, weight, epsilon)
 
     return forward if _same_norm(module, forward, weight) else None
+
+
+def _is_sharded(weight: Tensor) -> bool:
+    """Whether the weight is divided among processes, and put together only where the module itself is called."""
+    return hasattr(weight, "device_mesh") or not weight.numel()
 
 
 @torch.no_grad()
