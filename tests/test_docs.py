@@ -255,6 +255,29 @@ def test_quality_of_late_draws(task: str) -> None:
     assert shown == [*others[:4], mean, *others[4:]]
 
 
+@pytest.mark.parametrize("run", ["quickstart", "quickstart-default"])
+def test_late_draws_of_the_quickstart(run: str) -> None:
+    page = (REPORTS / "draws.md").read_text(encoding="utf-8")
+    for row in json.loads((ROOT / f"benchmarks/results/frontier/{run}.json").read_text(encoding="utf-8"))["rows"]:
+        figures = [f"{row[name]:.3f}" for name in ("validation_nll", "nll", "ece", "epistemic")]
+        assert " | ".join((f"{row['scale']:g}", *figures, f"{row['cost']:.2f}")) in page
+
+
+def test_pairs_of_draws_and_draws_of_the_linearised_model() -> None:
+    page = (REPORTS / "draws.md").read_text(encoding="utf-8")
+    draws, line, default = (
+        json.loads((ROOT / f"benchmarks/results/draws/{name}.json").read_text(encoding="utf-8"))["rows"]
+        for name in ("quickstart", "linearised", "linearised-default")
+    )
+    for count in (2, 4, 8):
+        errors = [f"{row['rmse']:.3f}" for row in draws if row["samples"] == count]
+        assert f"| {count} | {' | '.join(errors)} |" in page
+    for row in (*line, *default):
+        quality = [f"{row[name]:.3f}" for name in ("nll_sampled", "nll_linearised", "mean_error")]
+        times = [f"{row[name]:.1f}" for name in ("time_sampled", "time_linearised")]
+        assert f"| {row['draws']} | {' | '.join(quality + times)} |" in page
+
+
 @pytest.mark.parametrize("records", [TABLE, BEYOND], ids=["all", "other rates"])
 def test_mean_ranks(records: list[str]) -> None:
     paths = [ROOT / "benchmarks/results" / name for name in records]
