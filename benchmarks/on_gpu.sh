@@ -8,7 +8,7 @@
 # logs go to OUT. Without jobs all of them are run, in the order below; LIMIT (600 by default) bounds the seconds of each.
 set -uo pipefail
 
-JOBS="tests trl ragged bench main shift boolq rivals unstopped frontier linearised load"
+JOBS="tests trl ragged profile bench main shift boolq rivals unstopped frontier linearised load"
 SEEDS=${SEEDS:-0 1 2}
 LIMIT=${LIMIT:-600}
 PYTHON=${PYTHON:-python3}
@@ -49,6 +49,9 @@ job_ragged() {
   gunzip -c "$data/wikitext2/train.txt.gz" > "$out/train.txt"
   script against_trl --model "$model" --text "$out/train.txt" --batches 16x512 --ragged --contestants trl trl-by-length bayesian-lora \
     --out "$out/trl-1.5b-ragged.json"
+}
+job_profile() {
+  script where_time_goes --train --model qwen2.5-1.5b --batch 8x512 --targets q_proj k_proj v_proj o_proj --out "$out/train-profile-1.5b.json"
 }
 job_bench() {
   bayeslora bench train memory predict decode --model qwen2.5-1.5b --batches 1x128 8x128 --samples 1 4 --targets q_proj k_proj v_proj o_proj \

@@ -45,7 +45,7 @@ def test_all_its_commands_are_understood(tmp_path: Path) -> None:
     for words in ours:
         parse(words)
     scripts = [Path(words[0]) for words in commands if words[0] != "-m"]
-    assert len(scripts) == 6 and all(path.exists() for path in scripts)
+    assert len(scripts) == 7 and all(path.exists() for path in scripts)
     assert any(str(tmp_path / "out/main/runs/arc-challenge/bayesian-lora/rate-1/seed-0") in words for words in commands)
 
 
