@@ -21,7 +21,12 @@ PICTURE = ROOT / "docs" / "pictures" / "packages.svg"
 Graph = Mapping[str, frozenset[str]]
 """What every package imports."""
 
-WIDTH, BOX, HEIGHT, GAP, MARGIN, AWRY = 960, 98, 30, 44, 16, 60
+LIGHT = ".paper{fill:#fff}text{fill:#12202e}.box{fill:#e8f0f7;stroke:#0072b2}.tip{fill:#5b6b7b}.arrow{stroke:#5b6b7b}"
+DARK = ".paper{fill:#14181d}text{fill:#e6e8eb}.box{fill:#1d2a36;stroke:#56b4e9}.tip{fill:#9aa1a9}.arrow{stroke:#9aa1a9}"
+STYLE = f".arrow{{fill:none;stroke-opacity:.55}}{LIGHT}@media(prefers-color-scheme:dark){{{DARK}}}"
+"""Colours, for light and dark pages."""
+
+WIDTH, BOX, HEIGHT, GAP, MARGIN, AWRY = 960, 108, 30, 44, 16, 60
 
 
 def read_graph(source: Path = SOURCE) -> dict[str, frozenset[str]]:
@@ -111,21 +116,22 @@ def draw(graph: Graph) -> str:
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {tall}" font-family="sans-serif" font-size="13">',
         "<title>Packages of bayeslora; each stands above what it imports</title>",
-        f'<rect width="{WIDTH}" height="{tall}" fill="white"/>',
+        f"<style>{STYLE}</style>",
+        f'<rect class="paper" width="{WIDTH}" height="{tall}"/>',
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-        '<path d="M0 0 8 4 0 8z" fill="#5b6b7b"/></marker></defs>',
+        '<path class="tip" d="M0 0 8 4 0 8z"/></marker></defs>',
     ]
     for name, other in arrows(graph):
         (x1, y1), (x2, y2) = place[name], place[other]
         y1, middle = y1 + HEIGHT, (y1 + HEIGHT + y2) / 2
         lines.append(
-            f'<path d="M{x1:.0f} {y1:.0f}C{x1:.0f} {middle:.0f} {x2:.0f} {middle:.0f} {x2:.0f} {y2:.0f}" fill="none" '
-            'stroke="#5b6b7b" stroke-opacity=".55" marker-end="url(#tip)"/>'
+            f'<path d="M{x1:.0f} {y1:.0f}C{x1:.0f} {middle:.0f} {x2:.0f} {middle:.0f} {x2:.0f} {y2:.0f}" '
+            'class="arrow" marker-end="url(#tip)"/>'
         )
     for name, (x, y) in place.items():
         lines.append(
-            f'<rect x="{x - BOX / 2:.0f}" y="{y:.0f}" width="{BOX}" height="{HEIGHT}" rx="5" fill="#e8f0f7" stroke="#0072b2"/>'
-            f'<text x="{x:.0f}" y="{y + 20:.0f}" text-anchor="middle" fill="#12202e">{name}</text>'
+            f'<rect x="{x - BOX / 2:.0f}" y="{y:.0f}" width="{BOX}" height="{HEIGHT}" rx="5" class="box"/>'
+            f'<text x="{x:.0f}" y="{y + 20:.0f}" text-anchor="middle">{name}</text>'
         )
     return "\n".join([*lines, "</svg>", ""])
 
