@@ -53,6 +53,8 @@ def test_norms_are_recognised_in_every_precision(dtype, eps):
     lean = lean_norm(norm)
     given = torch.randn(3, 32).to(dtype)
     torch.testing.assert_close(lean(given), norm(given))
+    other = given.to(torch.float32 if dtype == torch.bfloat16 else torch.bfloat16)
+    assert torch.equal(lean(other), norm(other)) and lean(other).dtype == norm(other).dtype
     assert lean_norm(norm.requires_grad_()) is None
 
 

@@ -56,6 +56,9 @@ def lean_norm(module: nn.Module) -> Forward | None:
         return None
 
     def forward(hidden_states: Tensor) -> Tensor:
+        if hidden_states.dtype != weight.dtype:  # models differ in what precision comes out then
+            found: Tensor = type(module).forward(module, hidden_states)
+            return found
         return F.rms_norm(hidden_states, weight.shape, weight, epsilon)
 
     return forward if _same_norm(module, forward, weight) else None
