@@ -270,6 +270,10 @@ def test_a_wrong_directory_is_told_before_anything_is_imported(
     assert "nowhere: no such directory" in capsys.readouterr().err
     assert _main(verb, str(tmp_path), *map(str, more)) == 2
     assert "holds no run that can be used" in capsys.readouterr().err
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert _main(verb, "no-such-org/run", *map(str, more)) == 2  # may be an id on the hub
+    assert "no-such-org/run: is no directory here, and no adapter could be loaded" in capsys.readouterr().err
 
 
 def test_the_help_of_train_has_examples_and_the_defaults_of_the_method(

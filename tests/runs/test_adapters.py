@@ -152,3 +152,9 @@ def test_an_adapter_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ]
     with pytest.raises(InputError, match=r"no adapter could be loaded from the hub \(no org/other\)"):
         load_run("org/other")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/mine").mkdir(parents=True)
+    with pytest.raises(
+        InputError, match=r"runs/mien: is no directory here \(did you mean 'runs/mine'\?\), and no adapter"
+    ):
+        load_run("runs/mien")

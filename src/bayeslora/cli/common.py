@@ -15,6 +15,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 from bayeslora.errors import InputError
 from bayeslora.progress import Reporter, reporter
 from bayeslora.runs.config import check_samples
+from bayeslora.runs.location import find_directory, may_be_on_hub
 from bayeslora.runs.result import RunResult
 
 if TYPE_CHECKING:
@@ -98,8 +99,9 @@ class OfRun(DeviceOptions):
         """Refuse a directory without a run or an adapter, before the libraries are imported that load one."""
         name, place = str(self.directory), self.directory.expanduser()
         if not place.exists():
-            if name.count("/") == 1 and not name.startswith((".", "~", "/")):
-                return  # perhaps on the hub
+            if may_be_on_hub(name):
+                find_directory(name)
+                return
             raise InputError(
                 f"{name}: no such directory; give that of a run or an adapter, or an adapter's id on the hub"
             )

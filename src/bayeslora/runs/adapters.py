@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
-from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
+from peft.utils import CONFIG_NAME
 
 from bayeslora.adapter.config import BayesLoraConfig
 from bayeslora.adapter.holder import find_holder
@@ -22,37 +22,11 @@ from bayeslora.methods.registry import ALL
 from bayeslora.models import LoadedModel
 from bayeslora.runs.config import AdapterConfig, RunConfig
 from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.location import SETTINGS
 from bayeslora.runs.result import RunResult
 from bayeslora.runs.saved_config import from_dict, to_dict
 
-SETTINGS = "bayeslora.json"
-"""Settings of a run that predictions need, beside an adapter on the hub."""
-
-FILES = (CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, "calibration.json", "familiarity.safetensors", SETTINGS)
-"""What is fetched of an adapter on the hub: no code and no pickles."""
-
 PLAIN = "LORA"
-
-
-def find_directory(path: str | Path) -> RunDirectory:
-    """The directory of a run or an adapter: a local one, or an adapter of the hub, which is fetched."""
-    directory = RunDirectory(Path(path).expanduser())
-    name = str(path)
-    if directory.is_adapter and directory.path.resolve().name == "adapter":
-        run = RunDirectory(directory.path.resolve().parent)
-        if run.config.exists() and run.result.exists():
-            return run  # its own adapter was meant
-    if directory.path.exists() or name.count("/") != 1 or name.startswith((".", "~", "/")):
-        return directory
-    from huggingface_hub import snapshot_download
-
-    try:
-        return RunDirectory(Path(snapshot_download(name, allow_patterns=list(FILES))))
-    except Exception as error:  # the library raises many types; all of them mean that there is none
-        raise InputError(
-            f"{name}: is no directory here, and no adapter could be loaded from the hub ({first_line(error)}); check the name "
-            "and the network"
-        ) from error
 
 
 def run_of_adapter(directory: RunDirectory, model: str | None = None) -> RunConfig:

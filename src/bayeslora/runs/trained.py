@@ -30,13 +30,14 @@ from bayeslora.predict.questions.predictor import Predictor
 from bayeslora.predict.questions.scorer import Scorer
 from bayeslora.predict.tokens.predictor import TokenPredictor
 from bayeslora.progress import Reporter, Silent
-from bayeslora.runs.adapters import find_directory, load_any_adapter, read_kind, require_method, run_of_adapter
+from bayeslora.runs.adapters import load_any_adapter, read_kind, require_method, run_of_adapter
 from bayeslora.runs.calibration import calibration_of_method, choose_calibration, save_calibration
 from bayeslora.runs.card import public_name
 from bayeslora.runs.config import RunConfig, check_samples
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.familiarity import renew_familiarity, with_flag
 from bayeslora.runs.free_answers import calibrate_answers
+from bayeslora.runs.location import find_directory
 from bayeslora.runs.predictors import load_base, make_predictor, make_scorer, make_token_predictor
 from bayeslora.runs.result import RunResult
 from bayeslora.runs.saved_config import from_dict

@@ -1,0 +1,51 @@
+"""Where a run or an adapter lies: in a local directory, or on the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bayeslora.errors import InputError, did_you_mean, first_line
+from bayeslora.runs.directory import RunDirectory
+
+SETTINGS = "bayeslora.json"
+"""Settings of a run that predictions need, beside an adapter on the hub."""
+
+FILES = (
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "calibration.json",
+    "familiarity.safetensors",
+    SETTINGS,
+)
+"""What is fetched of an adapter on the hub: no code and no pickles."""
+
+
+def find_directory(path: str | Path) -> RunDirectory:
+    """The directory of a run or an adapter: a local one, or an adapter of the hub, which is fetched."""
+    directory = RunDirectory(Path(path).expanduser())
+    if directory.is_adapter and directory.path.resolve().name == "adapter":
+        run = RunDirectory(directory.path.resolve().parent)
+        if run.config.exists() and run.result.exists():
+            return run  # its own adapter was meant
+    if directory.path.exists() or not may_be_on_hub(str(path)):
+        return directory
+    return _fetch(str(path))
+
+
+def may_be_on_hub(name: str) -> bool:
+    """Whether a name has the form of an id on the hub."""
+    return name.count("/") == 1 and not name.startswith((".", "~", "/"))
+
+
+def _fetch(name: str) -> RunDirectory:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return RunDirectory(Path(snapshot_download(name, allow_patterns=list(FILES))))
+    except Exception as error:  # the library raises many types; all of them mean that there is none
+        parent = Path(name).parent
+        near = did_you_mean(name, map(str, parent.iterdir())) if parent.is_dir() else ""
+        raise InputError(
+            f"{name}: is no directory here{near}, and no adapter could be loaded from the hub ({first_line(error)}); "
+            "check the name and the network"
+        ) from error
