@@ -94,6 +94,19 @@ def test_an_answer_says_how_sure_it_is_and_what_else_the_draws_say() -> None:
     assert feature_rows([it.features for it in found]).shape == (len(PROMPTS), len(FEATURES))
 
 
+@pytest.mark.parametrize(("samples", "passes"), [(0, 1), (1, 1), (2, 2)])
+def test_one_network_writes_its_answer_once(samples: int, passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = writer()
+    answering = AnswerWriter(model, TOKENIZER, Sampling(samples), Writing(max_new_tokens=4))
+    calls = []
+    written = type(model).generate
+    monkeypatch.setattr(type(model), "generate", lambda *args, **given: calls.append(1) or written(*args, **given))
+    found = answering(PROMPTS)
+    assert len(calls) == passes
+    again = answering.assess(PROMPTS, [answer.generation for answer in found])
+    assert [answer.to_dict() for answer in again] == [answer.to_dict() for answer in found]
+
+
 def test_calibration_decides_the_confidence_and_when_to_abstain() -> None:
     model = writer()
     flat = ConfidenceModel(FEATURES, (0.0,) * 6, (1.0,) * 6, (0.0,) * 6, math.log(0.3 / 0.7))

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from bayeslora.adapter.base import find_any_holder
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.data_frames import Results, quoted
 from bayeslora.errors import InputError
@@ -142,6 +143,10 @@ class AnswerWriter:
         """Answers to a batch of prompts."""
         samples, layers = self.sampling.samples, self.sampling.layers
         generations = generate(self.model, self.tokenizer, prompts, self._greedy, samples=samples, layers=layers)
+        if (
+            self.sampling.count(find_any_holder(self.model)) <= 1
+        ):  # one network has written already what it writes greedily
+            return self._compared(generations, [[generation.text] for generation in generations])
         return self.assess(prompts, generations)
 
     @property
@@ -151,6 +156,9 @@ class AnswerWriter:
     def assess(self, prompts: Sequence[Prompt], generations: Sequence[Generation]) -> Results[WrittenAnswer]:
         """Texts that were generated from the prompts as answers: every draw writes one of its own, greedily, to compare."""
         apart = generate_by_draw(self.model, self.tokenizer, prompts, self._greedy, self.sampling)
+        return self._compared(generations, apart)
+
+    def _compared(self, generations: Sequence[Generation], apart: Sequence[Sequence[str]]) -> Results[WrittenAnswer]:
         agreements = [
             find_agreement(generation.text, answers, self.same)
             for generation, answers in zip(generations, apart, strict=True)
