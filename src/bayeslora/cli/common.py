@@ -13,9 +13,10 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from bayeslora.errors import InputError
+from bayeslora.hub_names import is_hub_id
 from bayeslora.progress import Reporter, reporter
 from bayeslora.runs.config import check_samples
-from bayeslora.runs.location import find_directory, may_be_on_hub
+from bayeslora.runs.location import find_directory
 from bayeslora.runs.result import RunResult
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class OfRun(DeviceOptions):
         """Refuse a directory without a run or an adapter, before the libraries are imported that load one."""
         name, place = str(self.directory), self.directory.expanduser()
         if not place.exists():
-            if may_be_on_hub(name):
+            if is_hub_id(name):
                 find_directory(name)
                 return
             raise InputError(

@@ -11,9 +11,10 @@ from tempfile import TemporaryDirectory
 from peft.utils import CONFIG_NAME
 
 from bayeslora.errors import InputError, first_line
+from bayeslora.hub_names import is_hub_id
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.runs.adapters import portable_settings
-from bayeslora.runs.card import is_hub_id, make_card, public_name
+from bayeslora.runs.card import make_card, public_name
 from bayeslora.runs.card_figure import FIGURE
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.location import FILES, SETTINGS

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 import yaml
 
 from bayeslora import __version__
+from bayeslora.hub_names import is_hub_id
 from bayeslora.runs.result import RunResult
-
-HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 SHOWN = {
     "acc": "accuracy",
@@ -63,11 +61,6 @@ def public_name(name: str) -> str:
     while path.suffix in DATA_SUFFIXES:
         path = path.with_suffix("")
     return path.name or name
-
-
-def is_hub_id(name: str | None) -> bool:
-    """Whether a name is one of the hub, and no path here."""
-    return name is not None and bool(HUB_ID.fullmatch(name)) and not Path(name).exists()
 
 
 def _front(method: str, task: str, base: str | None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bayeslora.errors import InputError, did_you_mean, first_line
+from bayeslora.hub_names import is_hub_id
 from bayeslora.runs.directory import RunDirectory
 
 SETTINGS = "bayeslora.json"
@@ -27,14 +28,7 @@ def find_directory(path: str | Path) -> RunDirectory:
         run = RunDirectory(directory.path.resolve().parent)
         if run.config.exists() and run.result.exists():
             return run  # its own adapter was meant
-    if directory.path.exists() or not may_be_on_hub(str(path)):
-        return directory
-    return _fetch(str(path))
-
-
-def may_be_on_hub(name: str) -> bool:
-    """Whether a name has the form of an id on the hub."""
-    return name.count("/") == 1 and not name.startswith((".", "~", "/"))
+    return _fetch(str(path)) if is_hub_id(str(path)) else directory
 
 
 def _fetch(name: str) -> RunDirectory:

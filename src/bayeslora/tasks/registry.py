@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from bayeslora.errors import InputError, did_you_mean
+from bayeslora.hub_names import has_hub_form
 from bayeslora.tasks import arc, boolq, mmlu, openbookqa, problems, text, winogrande
 from bayeslora.tasks.base import Task
 from bayeslora.tasks.own import OwnFormat, file_rows, hub_rows, own_task
@@ -48,7 +48,7 @@ def find_task(
     path = Path(name).expanduser()
     if name and (_looks_like_path(name) or path.exists()):
         return text.text_task(path) if text.is_text(path) else own_task(file_rows(path, how or OwnFormat()))
-    if _HUB_ID.fullmatch(name):
+    if has_hub_form(name):
         return own_task(hub_rows(name, how or OwnFormat()))
     hint = did_you_mean(name, TASKS)
     raise InputError(
@@ -74,7 +74,4 @@ def require_options(task: Task | TokenTask[Any]) -> Task:
 def _looks_like_path(name: str) -> bool:
     if name.endswith((*TABLES, *text.SUFFIXES)) or name.startswith((".", "~", os.sep)):
         return True
-    return os.sep in name and not _HUB_ID.fullmatch(name)
-
-
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+    return os.sep in name and not has_hub_form(name)

@@ -1,8 +1,8 @@
 """Layers of the frozen model that keep less for the backward pass, and take fewer launches.
 
-The normalisations and gated layers of Hugging Face's models are written as many small operators. Each of them keeps its input
-until the backward pass: in all half of what a training step has in memory. Here a normalisation is one operator that keeps its
-input alone, and a gated layer computes its activation again in the backward pass.
+The normalisations and gated layers of Hugging Face's models are written as many small operators. Most of them keep
+something until the backward pass: in all most of what a training step has in memory. Here a normalisation is one operator that
+keeps its input alone, and a gated layer computes its activation again in the backward pass.
 """
 
 from __future__ import annotations

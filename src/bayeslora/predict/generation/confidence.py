@@ -143,9 +143,8 @@ class AnswerWriter:
         """Answers to a batch of prompts."""
         samples, layers = self.sampling.samples, self.sampling.layers
         generations = generate(self.model, self.tokenizer, prompts, self._greedy, samples=samples, layers=layers)
-        if (
-            self.sampling.count(find_any_holder(self.model)) <= 1
-        ):  # one network has written already what it writes greedily
+        # one network has written already what it writes greedily
+        if self.sampling.count(find_any_holder(self.model)) <= 1:
             return self._compared(generations, [[generation.text] for generation in generations])
         return self.assess(prompts, generations)
 
