@@ -25,6 +25,7 @@ from bayeslora import load_run
 from bayeslora.adapter.holder import PosteriorHolder
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.bench.timing import time_in_turns
+from bayeslora.number_checks import check_count
 from bayeslora.posterior.base import Factors, Posterior
 from bayeslora.predict.linearised.gradients import GRAPH_COST, differentiating, graph_batches, option_gradients
 from bayeslora.predict.questions.options import Encoded
@@ -173,6 +174,10 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
+    for draws in given.draws:
+        check_count("--draws", draws)
+    check_count("--questions", given.questions)
+    check_count("--repeats", given.repeats)
     record = measure(given)
     given.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     for row in record["rows"]:
