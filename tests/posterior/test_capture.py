@@ -106,6 +106,32 @@ def test_a_draw_whose_gradient_is_wanted_is_not_overwritten():
 
 
 @needs_gpu
+@pytest.mark.parametrize("make", [InducingPosterior, DecoupledPosterior, MeanFieldPosterior])
+def test_gradients_of_captured_draws_add_up(make):
+    """As in a step of several parts: torch keeps the first gradient as it is given."""
+    posterior = make(LAYERS).cuda()
+    capture = Capture(posterior)
+    for seed in range(EAGER + 1):
+        last = capture.draw(1, seeded(seed), "antithetic")
+        loss(posterior, last).backward()
+    assert isinstance(last.latents, KL)
+    wanted = torch.autograd.grad(
+        sum(loss(posterior, posterior.draw(1, seeded(seed))) for seed in (7, 8)),
+        list(posterior.parameters()),
+        allow_unused=True,
+    )
+    posterior.zero_grad()
+    for seed in (7, 8):
+        drawn = capture.draw(1, seeded(seed), "antithetic")
+        assert isinstance(drawn.latents, KL)
+        loss(posterior, drawn).backward()
+        del drawn
+    for parameter, gradient in zip(posterior.parameters(), wanted, strict=True):
+        if gradient is not None:
+            torch.testing.assert_close(parameter.grad, gradient, atol=1e-4, rtol=1e-4)
+
+
+@needs_gpu
 def test_changes_of_the_posterior_make_a_new_graph():
     posterior = InducingPosterior(LAYERS).cuda()
     capture = Capture(posterior)

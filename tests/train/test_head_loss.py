@@ -31,8 +31,8 @@ def problem(seed, rows=3, columns=7, width=5, words=11):
     source = torch.Generator().manual_seed(seed)
     states = torch.randn(rows, columns, width, generator=source)
     targets = torch.randint(0, words, (rows, columns), generator=source)
-    counted = (torch.rand(rows, columns, generator=source) < 0.6).nonzero(as_tuple=True)
-    return states, targets, counted, torch.rand(len(counted[0]), generator=source)
+    counted = (torch.rand(rows * columns, generator=source) < 0.6).nonzero().flatten()
+    return states, targets, counted, torch.rand(len(counted), generator=source)
 
 
 @pytest.mark.parametrize("cells", [1, 11 * 4, 2**20])
@@ -52,8 +52,8 @@ def test_losses_and_gradients_are_those_of_all_logits(monkeypatch, cells, smooth
         if sliced:
             losses = sliced_cross_entropy(given, head, targets, counted, smoothing)
         else:
-            logits = head(given)[counted]
-            losses = F.cross_entropy(logits, targets[counted], reduction="none", label_smoothing=smoothing)
+            logits, wanted = head(given).flatten(0, 1)[counted], targets.flatten()[counted]
+            losses = F.cross_entropy(logits, wanted, reduction="none", label_smoothing=smoothing)
         wanted = [given, *(() if frozen else head.parameters())]
         found.append([losses, *torch.autograd.grad((losses * weights).sum(), wanted)])
     for got, want in zip(*found, strict=True):
@@ -70,7 +70,8 @@ def test_half_precision_rounds_once():
         if sliced:
             losses = sliced_cross_entropy(given, head, targets, counted)
         else:
-            losses = F.cross_entropy(head(given)[counted].float(), targets[counted], reduction="none")
+            logits, wanted = head(given).flatten(0, 1)[counted], targets.flatten()[counted]
+            losses = F.cross_entropy(logits.float(), wanted, reduction="none")
         assert losses.dtype == torch.float32
         found.append((losses, *torch.autograd.grad(losses.sum(), given)))
     torch.testing.assert_close(found[0][0], found[1][0])

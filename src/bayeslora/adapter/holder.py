@@ -269,6 +269,14 @@ class PosteriorHolder(TunerModule, Holder):
         """Computation of one layer before ``B`` in the current forward pass, if it is more than ``A x``."""
         return self._drawn[adapter].inners.get(layer)
 
+    def factors_in_use(self) -> dict[str, Factors]:
+        """The factors that a forward pass uses now, by adapter, for passes that are replayed and never call a layer.
+
+        As after a forward pass, :meth:`kl` is then that of these draws.
+        """
+        self._drawn.update({name: self._factors_for(name) for name in self.active})
+        return {name: self._drawn[name].factors for name in self.active}
+
     def mean_update(self, adapter: str, layer: str) -> Tensor:
         """Mean of ``B A`` of one layer, ``[o, i]``, without the scaling."""
         with torch.no_grad():

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from bayeslora.adapter.holder import PosteriorHolder
+from bayeslora.adapter.recompute import project
 from bayeslora.adapter.tuner_module import TunerModule
 from bayeslora.posterior import IllConditionedError, LayerFactors, LayerShape
 from bayeslora.posterior.inner import Inner
@@ -162,7 +163,7 @@ def add_update(x: Tensor, result: Tensor, factors: LayerFactors, scaling: float,
             f"with {n} draws in use the batch must consist of {n} blocks of equal size, got a batch of {x.shape[0]}"
         )
     if inner is None:
-        hidden = torch.bmm(x.reshape(n, -1, x.shape[-1]), A.mT)
+        hidden = project(x, A)
     else:
         rows = x.reshape(n, x.shape[0] // n, -1, x.shape[-1])
         hidden = inner.map(lambda tensor: tensor.to(x))(rows, A).flatten(1, 2)

@@ -182,4 +182,5 @@ class _Replay(torch.autograd.Function):
             kept.zero_() if gradient is None else kept.copy_(gradient)
         graph.backward.replay()
         graph.use_up()
-        return None, *(None if gradient is None else gradient.detach() for gradient in graph.found)
+        # copies: torch may keep a gradient as it is, and the next replay would write over it
+        return None, *(None if gradient is None else gradient.clone() for gradient in graph.found)

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from bayeslora.adapter.sampling import evaluating
 
-CELLS = 2**26
-"""Logits of one slice: a quarter of a GiB in float32."""
+CELLS = 2**25
+"""Logits of one slice: an eighth of a GiB in float32."""
 
 
 def head_input(model: nn.Module, input_ids: Tensor, head: nn.Module) -> Tensor:
@@ -29,7 +29,7 @@ def head_input(model: nn.Module, input_ids: Tensor, head: nn.Module) -> Tensor:
 
 
 def sliced_cross_entropy(
-    states: Tensor, head: nn.Module, targets: Tensor, counted: tuple[Tensor, Tensor], smoothing: float = 0.0
+    states: Tensor, head: nn.Module, targets: Tensor, counted: Tensor, smoothing: float = 0.0
 ) -> Tensor:
     """Cross-entropy of every target that counts, in float32.
 
@@ -37,11 +37,12 @@ def sliced_cross_entropy(
         states: ``[B, T, d]``, the head's input.
         head: the output head. If it is a plain frozen layer, each slice is computed once; otherwise again in the backward pass.
         targets: ``[B, T]``, the next tokens.
-        counted: row and column of the targets that count.
+        counted: ``[K]``, positions of the targets that count, through all rows.
         smoothing: share of the target that is spread evenly over the vocabulary.
     """
-    if _is_frozen_linear(head):
-        losses: Tensor = _FrozenHead.apply(states[counted], targets[counted], head.weight, head.bias, smoothing)
+    if is_frozen_linear(head):
+        part, wanted = states.flatten(0, 1).index_select(0, counted), targets.flatten().index_select(0, counted)
+        losses: Tensor = _FrozenHead.apply(part, wanted, head.weight, head.bias, smoothing)
         return losses
 
     def of(part: Tensor, wanted: Tensor) -> Tensor:
@@ -51,7 +52,8 @@ def sliced_cross_entropy(
 
     size = _slice_size(int(head.out_features) * len(states))  # type: ignore[arg-type]
     parts = zip(states.split(size, 1), targets.split(size, 1), strict=True)
-    return torch.cat([checkpoint(of, *part, use_reentrant=False) for part in parts], 1)[counted]
+    every = torch.cat([checkpoint(of, *part, use_reentrant=False) for part in parts], 1)
+    return every.flatten().index_select(0, counted)
 
 
 @torch.no_grad()
@@ -94,7 +96,8 @@ def _without_head(head: nn.Module) -> Iterator[list[Tensor]]:
         handle.remove()
 
 
-def _is_frozen_linear(head: nn.Module) -> bool:
+def is_frozen_linear(head: nn.Module | None) -> bool:
+    """Whether a head is a plain layer that is not trained."""
     return type(head) is nn.Linear and not any(parameter.requires_grad for parameter in head.parameters())
 
 
@@ -116,13 +119,15 @@ class _FrozenHead(torch.autograd.Function):
             part = slice(start, start + size)
             logits = F.linear(states[part], weight, bias).float()
             wanted = targets[part].unsqueeze(1)
-            total = logits.logsumexp(1, keepdim=True)
-            right = logits.gather(1, wanted)
-            losses[part] = (total - (1.0 - smoothing) * right).squeeze(1)
+            aim = (1.0 - smoothing) * logits.gather(1, wanted)
             if smoothing:
-                losses[part] -= smoothing * logits.mean(1)
+                aim += smoothing * logits.mean(1, keepdim=True)
+            most = logits.amax(1, keepdim=True)
+            parts = logits.sub_(most).exp_()  # in place: the logits of a slice are there once
+            whole = parts.sum(1, keepdim=True)
+            losses[part] = (most + whole.log() - aim).squeeze(1)
             if gradient is not None:  # softmax less the target distribution, times the weight
-                slope = logits.sub_(total).exp_()
+                slope = parts.div_(whole)
                 if smoothing:
                     slope -= smoothing / len(weight)
                 slope.scatter_add_(1, wanted, slope.new_full((), smoothing - 1.0).expand_as(wanted))

@@ -2,7 +2,8 @@
 
 The normalisations and gated layers of Hugging Face's models are written as many small operators. Most of them keep
 something until the backward pass: in all most of what a training step has in memory. Here a normalisation is one operator that
-keeps its input alone, and a gated layer computes its activation again in the backward pass.
+keeps its input alone, and a gated layer computes its activation again in the backward pass. What they pass on to adapted layers
+is computed again there too.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from bayeslora.adapter.recompute import recomputable
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -59,6 +62,9 @@ def lean_norm(module: nn.Module) -> Forward | None:
         if hidden_states.dtype != weight.dtype:  # models differ in what precision comes out then
             found: Tensor = type(module).forward(module, hidden_states)
             return found
+        return recomputable(normalise(hidden_states), normalise, hidden_states)
+
+    def normalise(hidden_states: Tensor) -> Tensor:
         return F.rms_norm(hidden_states, weight.shape, weight, epsilon)
 
     return forward if _same_norm(module, forward, weight) else None
@@ -90,7 +96,9 @@ def lean_gate(module: nn.Module) -> Forward | None:
         return None
 
     def forward(x: Tensor) -> Tensor:
-        down: Tensor = module.down_proj(_GatedProduct.apply(module.gate_proj(x), module.up_proj(x), act))  # type: ignore[operator]
+        gate, up = module.gate_proj(x), module.up_proj(x)  # type: ignore[operator]
+        product = recomputable(_GatedProduct.apply(gate, up, act), lambda gate, up: act(gate) * up, gate, up)
+        down: Tensor = module.down_proj(product)  # type: ignore[operator]
         return down
 
     return forward if _is_gated(type(module).forward, act) else None

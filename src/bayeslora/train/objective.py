@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from functools import cached_property
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +19,11 @@ from bayeslora.posterior.kl import KLScaling
 from bayeslora.predict.questions.options import ATTENTION, Encoded
 from bayeslora.predict.questions.scorer import Scorer
 from bayeslora.tasks.tokens import EncodedText
-from bayeslora.train.head_loss import head_input, sliced_cross_entropy
+from bayeslora.train.graphed_pass import GraphedPass, graphed_pass
+from bayeslora.train.head_loss import head_input, is_frozen_linear, sliced_cross_entropy
+
+ALIKE = 32
+"""Rows are filled to multiples of so many tokens where graphs are captured for each shape of batch."""
 
 
 class Named(Protocol):
@@ -110,21 +115,29 @@ class TokenObjective:
         given = [examples[0]] * (draws * size)  # empty rows are filled with any text, and do not count
         for row, example in zip(rows, examples, strict=True):
             given[row] = example
-        lessons = batch_lessons(given, self.pad_id, next(self.model.parameters()).device)
-        losses = self._token_losses(lessons)
-        by_text = losses.new_zeros(lessons.targets.shape).index_put(lessons.counted, losses).sum(1)
-        return by_text[torch.tensor(rows).to(losses.device, non_blocking=True)]
+        graphs, device = self._graphs, next(self.model.parameters()).device
+        lessons = batch_lessons(given, self.pad_id, 1 if graphs is None else ALIKE)
+        tensors = [it.to(device, non_blocking=True) for it in lessons]
+        by_text = self._losses_of_rows(*tensors) if graphs is None else graphs(self._losses_of_rows, *tensors)
+        return by_text[torch.tensor(rows).to(device, non_blocking=True)]
 
-    def _token_losses(self, lessons: Lessons) -> Tensor:
+    @cached_property
+    def _graphs(self) -> GraphedPass | None:
+        return graphed_pass(self.model) if is_frozen_linear(self.head) else None
+
+    def _losses_of_rows(self, input_ids: Tensor, targets: Tensor, counted: Tensor, weights: Tensor) -> Tensor:
+        """Cross-entropy ``[B]`` of every row, from the tensors of :class:`Lessons`."""
+        losses = self._token_losses(input_ids, targets, counted) * weights
+        return losses.new_zeros(targets.numel()).index_add(0, counted, losses).view(targets.shape).sum(1)
+
+    def _token_losses(self, input_ids: Tensor, targets: Tensor, counted: Tensor) -> Tensor:
         with sdpa_kernel(ATTENTION):
             if self.head is not None:
-                states = head_input(self.model, lessons.input_ids, self.head)
-                return sliced_cross_entropy(states, self.head, lessons.targets, lessons.counted, self.label_smoothing)
-            logits: Tensor = self.model(input_ids=lessons.input_ids, use_cache=False).logits
-        targets = lessons.targets[lessons.counted]
-        return F.cross_entropy(
-            logits[lessons.counted].float(), targets, reduction="none", label_smoothing=self.label_smoothing
-        )
+                states = head_input(self.model, input_ids, self.head)
+                return sliced_cross_entropy(states, self.head, targets, counted, self.label_smoothing)
+            logits: Tensor = self.model(input_ids=input_ids, use_cache=False).logits
+        part, wanted = logits.flatten(0, 1).index_select(0, counted), targets.flatten().index_select(0, counted)
+        return F.cross_entropy(part.float(), wanted, reduction="none", label_smoothing=self.label_smoothing)
 
     def terms(self, example: EncodedText) -> int:
         """One for each token."""
@@ -135,32 +148,42 @@ class TokenObjective:
         return len(example)
 
 
-@dataclass(frozen=True)
-class Lessons:
+class Lessons(NamedTuple):
     """Texts to learn from, one a row, padded at the end.
 
     Attributes:
         input_ids: ``[B, T]``.
         targets: ``[B, T]``, the next tokens.
-        counted: row and column of the targets that count, text by text.
+        counted: ``[K]``, positions of the targets that count, through all rows.
+        weights: ``[K]``, 1, or 0 where one of them only fills the list.
     """
 
     input_ids: Tensor
     targets: Tensor
-    counted: tuple[Tensor, Tensor]
+    counted: Tensor
+    weights: Tensor
 
 
-def batch_lessons(texts: Sequence[EncodedText], pad_id: int, device: torch.device) -> Lessons:
-    """Texts as one batch. The last target predicts nothing and is left out of the input."""
-    ids = np.full((len(texts), max(map(len, texts))), pad_id, dtype=np.int64)
+def batch_lessons(texts: Sequence[EncodedText], pad_id: int, alike: int = 1) -> Lessons:
+    """Texts as one batch. The last target predicts nothing and is left out of the input.
+
+    With ``alike`` above 1 many batches have one shape: rows are filled to a multiple of so many tokens, and the list of
+    targets that count to a quarter, half, three quarters or all of the batch.
+    """
+    width = -(-(max(map(len, texts)) - 1) // alike) * alike
+    ids = np.full((len(texts), 1 + width), pad_id, dtype=np.int64)
     counts = np.zeros(ids.shape, dtype=bool)
     for row, text in enumerate(texts):
         start, end = len(text.prompt_ids), len(text)
         ids[row, :end] = [*text.prompt_ids, *text.target_ids]
         counts[row, start:end] = True if text.counted is None else text.counted
-    whole = torch.from_numpy(ids).to(device, non_blocking=True)
-    rows, columns = (torch.from_numpy(it).to(device, non_blocking=True) for it in counts[:, 1:].nonzero())
-    return Lessons(whole[:, :-1], whole[:, 1:], (rows, columns))
+    counted = counts[:, 1:].ravel().nonzero()[0]
+    step = len(texts) * width / 4 if alike > 1 else 1
+    listed = np.zeros(math.ceil(step * math.ceil(len(counted) / step)), dtype=np.int64)
+    listed[: len(counted)] = counted
+    weights = (np.arange(len(listed)) < len(counted)).astype(np.float32)
+    whole = torch.from_numpy(ids)
+    return Lessons(whole[:, :-1], whole[:, 1:], torch.from_numpy(listed), torch.from_numpy(weights))
 
 
 def cross_entropy(log_probabilities: Tensor, gold: Tensor, present: Tensor, smoothing: float = 0.0) -> Tensor:

@@ -1,0 +1,163 @@
+"""Passes as CUDA graphs: when they are used, batches that share a shape, and, where there is a GPU, the numbers."""
+
+import numpy as np
+import pytest
+import torch
+from tests.adapter.cases import adapted
+
+from bayeslora.adapter.holder import find_holder
+from bayeslora.tasks import EncodedText
+from bayeslora.train.graphed_pass import EAGER, graphed_pass
+from bayeslora.train.head_loss import find_sliceable_head
+from bayeslora.train.objective import TokenObjective, batch_lessons
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def texts(*lengths, seed=0):
+    """One text of each length, with a prompt of one to three tokens."""
+    rng = np.random.default_rng(seed)
+    ids = [rng.integers(1, 60, size=length).tolist() for length in lengths]
+    return [EncodedText(f"t{k}", own[: 1 + k % 3], own[1 + k % 3 :]) for k, own in enumerate(ids)]
+
+
+def counted_targets(lessons):
+    """The targets that count, with their positions."""
+    used = lessons.weights > 0
+    where = lessons.counted[used]
+    return list(zip(where.tolist(), lessons.targets.flatten()[where].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("lengths", [(9, 5, 7, 9), (33, 4), (34, 30), (2,), (65, 3, 3, 3)])
+def test_batches_of_many_lengths_have_few_shapes_and_the_same_targets(lengths):
+    own, alike = batch_lessons(texts(*lengths), 0), batch_lessons(texts(*lengths), 0, alike=32)
+    rows, width = alike.input_ids.shape
+    assert width % 32 == 0 and own.input_ids.shape[1] == max(lengths) - 1 > width - 32
+    assert torch.equal(alike.input_ids[:, : own.input_ids.shape[1]], own.input_ids)
+    assert len(alike.counted) * 4 % (rows * width) == 0
+    assert len(alike.counted) - len(own.counted) < rows * width / 4
+    assert len(alike.weights) == len(alike.counted) and own.weights.all()
+    moved = [(place // width * (max(lengths) - 1) + place % width, token) for place, token in counted_targets(alike)]
+    assert moved == counted_targets(own)
+
+
+@pytest.mark.parametrize("draws", [1, 2])
+@pytest.mark.parametrize("sliced", [False, True])
+def test_what_fills_a_batch_changes_neither_losses_nor_gradients(monkeypatch, draws, sliced):
+    found = []
+    for alike in (1, 32):
+        model = adapted(posterior="meanfield").train()
+        holder = find_holder(model)
+        objective = TokenObjective(model, head=find_sliceable_head(model) if sliced else None)
+        with holder.restoring():
+            holder.draw(draws, torch.Generator().manual_seed(0))
+            losses = objective._losses_of_rows(*batch_lessons(texts(9, 5, 7, 8), 0, alike))
+            losses.sum().backward()
+        found.append([losses.detach(), *(p.grad for p in holder.parameters() if p.grad is not None)])
+    assert len(found[0]) == len(found[1]) > 1
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5 * float(want.abs().max()))
+
+
+def test_on_a_cpu_there_are_no_graphs():
+    assert graphed_pass(adapted(posterior="meanfield")) is None
+
+
+def test_draws_that_are_replayed_count_as_used():
+    """The KL is that of the draws in use, as after a forward pass."""
+    model = adapted(posterior="inducing").train()
+    holder = find_holder(model)
+    holder.draw(2, torch.Generator().manual_seed(3))
+    used = holder.factors_in_use()
+    assert list(used) == ["default"] and used["default"].n == 2
+    got = holder.kl()
+    model(torch.ones(2, 3, dtype=torch.long))
+    assert torch.equal(got.total, holder.kl().total)
+
+
+# On a GPU -------------------------------------------------------------------------------------------------------------
+
+
+def trained(graphs, batches, posterior="decoupled", draws=2, dropout=0.0, parts=1):
+    """Losses and gradients of steps on these batches; a step may be divided into parts."""
+    model = adapted(posterior=posterior, lora_dropout=dropout, target_modules=["q_proj", "o_proj"]).cuda().train()
+    holder = find_holder(model)
+    objective = TokenObjective(model, head=find_sliceable_head(model))
+    if not graphs:
+        objective.__dict__["_graphs"] = None
+    optimiser = torch.optim.SGD(holder.parameters(), lr=1e-2)
+    found = []
+    with holder.restoring():
+        for step, batch in enumerate(batches):
+            optimiser.zero_grad()
+            for part in range(parts):
+                torch.manual_seed(100 * step + part)
+                holder.draw(draws, torch.Generator().manual_seed(10 * step + part))
+                losses = objective.losses(batch, draws)
+                (losses.sum() / 100 + 0.01 * holder.kl().total).backward()
+                found.append(losses.detach().cpu())
+            found += [p.grad.cpu() for p in holder.parameters() if p.grad is not None]
+            optimiser.step()
+    return found, objective._graphs
+
+
+def assert_alike(found, wanted):
+    assert len(found) == len(wanted) > 0
+    for got, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4 * max(1e-3, float(want.abs().max())))
+
+
+@needs_gpu
+@pytest.mark.parametrize("posterior", ["decoupled", "inducing", "meanfield", "point"])
+def test_replayed_steps_are_those_without_graphs(posterior):
+    """Two shapes in turn, whose graphs share their memory."""
+    lengths = [(9, 5, 7, 8), (50, 40, 7, 8), (12, 30, 7, 8), (60, 40, 9, 8)]
+    batches = [texts(*lengths[k % 4], seed=k) for k in range(4 * EAGER + 4)]
+    found, graphs = trained(True, batches, posterior)
+    assert graphs.usable and len(graphs.graphs) > 1
+    assert_alike(found, trained(False, batches, posterior)[0])
+
+
+@needs_gpu
+@pytest.mark.parametrize("posterior", ["decoupled", "point"])
+def test_gradients_of_replayed_parts_add_up(posterior):
+    batches = [texts(9, 5, 7, 8, seed=k) for k in range(5)]
+    found, graphs = trained(True, batches, posterior, parts=3)
+    assert len(graphs.graphs) == 1
+    assert_alike(found, trained(False, batches, posterior, parts=3)[0])
+
+
+@needs_gpu
+def test_replayed_dropout_is_that_of_the_seed():
+    batches = [texts(9, 5, 7, 8, seed=k) for k in range(6)]
+    found, graphs = trained(True, batches, dropout=0.5)
+    assert len(graphs.graphs) == 1
+    assert_alike(found, trained(False, batches, dropout=0.5)[0])
+
+
+@needs_gpu
+def test_where_activations_are_recomputed_or_more_is_trained_there_are_no_graphs():
+    model = adapted(posterior="meanfield").cuda()
+    assert graphed_pass(model) is not None
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    assert graphed_pass(model) is None
+    model = adapted(posterior="meanfield").cuda()
+    model.get_input_embeddings().weight.requires_grad_()
+    assert graphed_pass(model) is None
+
+
+@needs_gpu
+def test_where_a_pass_cannot_be_captured_training_goes_on():
+    model = adapted(posterior="meanfield").cuda().train()
+    holder, graphs = find_holder(model), graphed_pass(model)
+    ids = torch.ones(2, 8, dtype=torch.long, device="cuda")
+
+    def compute(ids):
+        logits = model(ids).logits
+        return logits.sum((1, 2)) * float(logits.sum() > 1e9)  # the host waits
+
+    with holder.restoring():
+        for seed in range(EAGER + 3):
+            holder.draw(2, torch.Generator().manual_seed(seed))
+            graphs(compute, ids).sum().backward()
+    assert not graphs.usable and not graphs.graphs
