@@ -5,12 +5,14 @@
 #   benchmarks/on_gpu.sh MODEL DATA OUT [JOB ...]
 #
 # MODEL is Qwen2.5-Coder-1.5B-Instruct, on the hub or as a directory; DATA has local copies of the benchmarks (see --data-dir). Records and
-# logs go to OUT. Without jobs all of them are run, in the order below; LIMIT (600 by default) bounds the seconds of each.
+# logs go to OUT. Without jobs all of them are run, in the order below; LIMIT (600 by default) bounds the seconds of each, and WORKERS (6) is
+# the number of runs of a comparison at a time.
 set -uo pipefail
 
 JOBS="tests trl ragged profile bench main shift boolq rivals unstopped frontier linearised load"
 SEEDS=${SEEDS:-0 1 2}
 LIMIT=${LIMIT:-600}
+WORKERS=${WORKERS:-6}
 PYTHON=${PYTHON:-python3}
 
 if [ $# -lt 3 ]; then
@@ -33,12 +35,12 @@ compare() {
   study=$1 tasks=$2 methods=$3
   shift 3
   # shellcheck disable=SC2086
-  bayeslora compare --model "$model" --data-dir "$data" --scoring letter --batch-tokens 16384 --workers 6 --seeds $SEEDS \
+  bayeslora compare --model "$model" --data-dir "$data" --scoring letter --batch-tokens 16384 --workers "$WORKERS" --seeds $SEEDS \
     --out "$out/$study" --tasks $tasks --methods $methods "$@"
 }
 
 job_tests() { # what only a GPU runs of the tests
-  (cd "$here/.." && timeout "$LIMIT" "$PYTHON" -m pytest -q tests/posterior/test_philox.py tests/posterior/test_capture.py tests/train/test_head_loss.py tests/train/test_lean_layers.py)
+  (cd "$here/.." && timeout "$LIMIT" "$PYTHON" -m pytest -q tests/posterior/test_philox.py tests/posterior/test_capture.py tests/train/test_head_loss.py tests/train/test_lean_layers.py tests/train/test_graphed_pass.py)
 }
 job_trl() {
   gunzip -c "$data/wikitext2/train.txt.gz" > "$out/train.txt"
