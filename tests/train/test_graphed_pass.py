@@ -1,5 +1,7 @@
 """Passes as CUDA graphs: when they are used, batches that share a shape, and, where there is a GPU, the numbers."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,8 @@ from tests.adapter.cases import adapted
 
 from bayeslora.adapter.holder import find_holder
 from bayeslora.tasks import EncodedText
-from bayeslora.train.graphed_pass import EAGER, graphed_pass
+from bayeslora.train import graphed_pass as graphed_pass_module
+from bayeslora.train.graphed_pass import EAGER, GraphedPass, graphed_pass
 from bayeslora.train.head_loss import find_sliceable_head
 from bayeslora.train.objective import TokenObjective, batch_lessons
 
@@ -75,16 +78,34 @@ def test_draws_that_are_replayed_count_as_used():
     assert torch.equal(got.total, holder.kl().total)
 
 
-# On a GPU -------------------------------------------------------------------------------------------------------------
+class ByHand(graphed_pass_module._Graph):
+    """Graphs for a CPU: a replay computes again, from and into the memory that was there at the capture."""
+
+    def _capture(self, losses, other):
+        found = losses()
+        self.slopes, self.losses = torch.zeros_like(found), found.detach().clone()
+        self.gradients = [torch.zeros_like(stack) for stack in self._wanted]
+        self.kept = None
+
+        def forward():
+            with torch.enable_grad():
+                self.kept = losses()
+            self.losses.copy_(self.kept.detach())
+
+        def backward():
+            for kept, gradient in zip(self.gradients, self._differentiate(self.kept), strict=True):
+                kept.copy_(gradient)
+
+        self.forward, self.backward = SimpleNamespace(replay=forward), SimpleNamespace(replay=backward)
 
 
-def trained(graphs, batches, posterior="decoupled", draws=2, dropout=0.0, parts=1):
+def trained(graphs, batches, posterior="decoupled", draws=2, dropout=0.0, parts=1, device="cpu"):
     """Losses and gradients of steps on these batches; a step may be divided into parts."""
-    model = adapted(posterior=posterior, lora_dropout=dropout, target_modules=["q_proj", "o_proj"]).cuda().train()
+    model = adapted(posterior=posterior, lora_dropout=dropout, target_modules=["q_proj", "o_proj"]).to(device).train()
     holder = find_holder(model)
     objective = TokenObjective(model, head=find_sliceable_head(model))
-    if not graphs:
-        objective.__dict__["_graphs"] = None
+    if device == "cpu" or not graphs:
+        objective.__dict__["_graphs"] = GraphedPass(model, holder) if graphs else None
     optimiser = torch.optim.SGD(holder.parameters(), lr=1e-2)
     found = []
     with holder.restoring():
@@ -107,32 +128,87 @@ def assert_alike(found, wanted):
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4 * max(1e-3, float(want.abs().max())))
 
 
+@pytest.fixture
+def by_hand(monkeypatch):
+    monkeypatch.setattr(graphed_pass_module, "_Graph", ByHand)
+
+
+@pytest.mark.usefixtures("by_hand")
+@pytest.mark.parametrize("posterior", ["decoupled", "point"])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_what_a_replay_reads_and_writes_is_what_a_step_needs(posterior, parts):
+    """Batch and draw go in, losses and gradients come out and are not overwritten by the next replay; shapes come in turn."""
+    lengths = [(9, 5, 7, 8), (50, 40, 7, 8)]
+    batches = [texts(*lengths[k % 2], seed=k) for k in range(2 * EAGER + 4)]
+    found, graphs = trained(True, batches, posterior, parts=parts)
+    assert len(graphs.graphs) == 2 and graphs.usable
+    assert_alike(found, trained(False, batches, posterior, parts=parts)[0])
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_weights_that_moved_need_a_new_graph():
+    model = adapted(posterior="point", target_modules=["q_proj"]).train()
+    holder, graphs = find_holder(model), GraphedPass(model, find_holder(model))
+    ids = torch.ones(2, 8, dtype=torch.long)
+
+    def pass_over():
+        with holder.restoring():
+            holder.draw(1, torch.Generator().manual_seed(0))
+            return graphs(lambda ids: model(ids).logits.sum((1, 2)), ids)
+
+    for _ in range(EAGER + 2):
+        pass_over()
+    assert len(graphs.graphs) == 1
+    norm = model.base_model.model.model.norm
+    norm.weight = torch.nn.Parameter(norm.weight.detach() * 2, requires_grad=False)
+    with torch.no_grad(), holder.restoring():
+        holder.draw(1, torch.Generator().manual_seed(0))
+        want = model(ids).logits.sum((1, 2))
+    for _ in range(EAGER + 2):
+        torch.testing.assert_close(pass_over().detach(), want)
+    assert len(graphs.graphs) == 2
+
+
+def test_a_pass_that_cannot_be_captured_runs_without_graphs(monkeypatch):
+    def refuse(*given):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(graphed_pass_module, "_Graph", refuse)
+    batches = [texts(9, 5, 7, 8, seed=k) for k in range(EAGER + 2)]
+    found, graphs = trained(True, batches)
+    assert not graphs.usable and not graphs.graphs
+    assert_alike(found, trained(False, batches)[0])
+
+
+# On a GPU -------------------------------------------------------------------------------------------------------------
+
+
 @needs_gpu
 @pytest.mark.parametrize("posterior", ["decoupled", "inducing", "meanfield", "point"])
 def test_replayed_steps_are_those_without_graphs(posterior):
     """Two shapes in turn, whose graphs share their memory."""
     lengths = [(9, 5, 7, 8), (50, 40, 7, 8), (12, 30, 7, 8), (60, 40, 9, 8)]
     batches = [texts(*lengths[k % 4], seed=k) for k in range(4 * EAGER + 4)]
-    found, graphs = trained(True, batches, posterior)
+    found, graphs = trained(True, batches, posterior, device="cuda")
     assert graphs.usable and len(graphs.graphs) > 1
-    assert_alike(found, trained(False, batches, posterior)[0])
+    assert_alike(found, trained(False, batches, posterior, device="cuda")[0])
 
 
 @needs_gpu
 @pytest.mark.parametrize("posterior", ["decoupled", "point"])
 def test_gradients_of_replayed_parts_add_up(posterior):
     batches = [texts(9, 5, 7, 8, seed=k) for k in range(5)]
-    found, graphs = trained(True, batches, posterior, parts=3)
+    found, graphs = trained(True, batches, posterior, parts=3, device="cuda")
     assert len(graphs.graphs) == 1
-    assert_alike(found, trained(False, batches, posterior, parts=3)[0])
+    assert_alike(found, trained(False, batches, posterior, parts=3, device="cuda")[0])
 
 
 @needs_gpu
 def test_replayed_dropout_is_that_of_the_seed():
     batches = [texts(9, 5, 7, 8, seed=k) for k in range(6)]
-    found, graphs = trained(True, batches, dropout=0.5)
+    found, graphs = trained(True, batches, dropout=0.5, device="cuda")
     assert len(graphs.graphs) == 1
-    assert_alike(found, trained(False, batches, dropout=0.5)[0])
+    assert_alike(found, trained(False, batches, dropout=0.5, device="cuda")[0])
 
 
 @needs_gpu

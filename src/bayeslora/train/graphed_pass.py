@@ -61,7 +61,6 @@ class GraphedPass:
         self.graphs: dict[Hashable, _Graph] = {}
         self.usable = True
         self._seen: Counter[Hashable] = Counter()
-        self._pool: Any = None
 
     def __call__(self, compute: Compute, *batch: Tensor) -> Tensor:
         """Same as ``compute(*batch)``, which calls the model, does the same for all batches of one shape, and never waits."""
@@ -85,27 +84,15 @@ class GraphedPass:
         self, key: Hashable, compute: Compute, batch: Sequence[Tensor], factors: Mapping[str, Factors]
     ) -> bool:
         """Whether the graphs were captured; after a failure none is tried again."""
-        device = batch[0].device
-        if not _has_room(device):
-            self.usable = False
-            return False
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
         try:
-            with torch.cuda.device(device), self.holder.restoring(), torch.random.fork_rng([device]):
-                self.graphs[key] = _Graph(compute, batch, self.holder, factors, self._pool)
+            with self.holder.restoring():
+                self.graphs[key] = _Graph(compute, batch, self.holder, factors, next(iter(self.graphs.values()), None))
         except RuntimeError as error:  # memory has run out, or an operator cannot be captured
             logger.info("training goes on without CUDA graphs: %s", error)
             self.usable = False
             self.graphs.clear()
             torch.cuda.empty_cache()
         return self.usable
-
-
-def _has_room(device: torch.device) -> bool:
-    """Whether the memory of a pass, which torch has kept from the last one, is free twice: evaluations need some beside it."""
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    free, _ = torch.cuda.mem_get_info(device)
-    return kept <= free
 
 
 def _stacks(factors: Mapping[str, Factors]) -> list[Tensor]:
@@ -117,7 +104,7 @@ def _leaf(stack: Tensor) -> Tensor:
 
 
 class _Graph:
-    """A pass over batches of one shape, captured with its backward pass."""
+    """A pass over batches of one shape, captured with its backward pass; it shares its memory with another graph, if given."""
 
     def __init__(
         self,
@@ -125,7 +112,7 @@ class _Graph:
         batch: Sequence[Tensor],
         holder: PosteriorHolder,
         factors: Mapping[str, Factors],
-        pool: Any,
+        other: _Graph | None,
     ) -> None:
         self.batch = [it.clone() for it in batch]
         leaves = {
@@ -139,14 +126,21 @@ class _Graph:
             holder.use(leaves)
             return compute(*self.batch)
 
-        stream = torch.cuda.Stream()
-        self._warm_up(losses, stream)
+        self._capture(losses, other)
+
+    def _capture(self, losses: Callable[[], Tensor], other: _Graph | None) -> None:
+        """Capture the losses and their gradient; the state of random numbers stays as it is."""
+        device = self.batch[0].device
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.forward, pool=pool, stream=stream):
-            found = losses()
-        self.slopes = torch.zeros_like(found)
-        with torch.cuda.graph(self.backward, pool=pool, stream=stream):
-            self.gradients = self._differentiate(found)
+        with torch.cuda.device(device), torch.random.fork_rng([device]):
+            stream = torch.cuda.Stream()
+            self._warm_up(losses, stream)
+            _require_room(device)
+            with torch.cuda.graph(self.forward, pool=None if other is None else other.forward.pool(), stream=stream):
+                found = losses()
+            self.slopes = torch.zeros_like(found)
+            with torch.cuda.graph(self.backward, pool=self.forward.pool(), stream=stream):
+                self.gradients = self._differentiate(found)
         self.losses = found.detach()
 
     def _warm_up(self, losses: Callable[[], Tensor], stream: torch.cuda.Stream) -> None:
@@ -166,6 +160,14 @@ class _Graph:
         with torch.no_grad():
             for kept, given in zip((*self.batch, *self.stacks), (*batch, *stacks), strict=True):
                 kept.copy_(given, non_blocking=True)
+
+
+def _require_room(device: torch.device) -> None:
+    """Refuse unless the memory of a pass, which torch has kept from the last one, is free twice: evaluations need some too."""
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free, _ = torch.cuda.mem_get_info(device)
+    if kept > free:
+        raise RuntimeError(f"a pass takes {kept:,} bytes, and only {free:,} are free beside it")
 
 
 class _Replay(torch.autograd.Function):
