@@ -13,6 +13,7 @@ from bayeslora import find_holder
 from bayeslora.errors import InputError
 from bayeslora.train import checkpoint
 from bayeslora.train.checkpoint import TrainingState, load_checkpoint, save_checkpoint
+from bayeslora.train.components import ComponentLosses
 from bayeslora.train.optimise import parameter_groups
 
 
@@ -87,6 +88,8 @@ def test_the_state_comes_back(tmp_path):
         stopped=True,
         history=[{"epoch": 1, "step": 9, "train_nll": 0.1 + 0.2, "validation": {"acc": 2 / 3, "nll": 1e-17}}],
         train_nll=(math.pi, 5),
+        components=ComponentLosses([0.1, 0.2], [3.0, 4.0], [1.0, 2.0]),
+        restarted=[{"epoch": 1, "component": 2, "from": 0, "train_nll": [0.1, 0.2, 0.9]}],
         seconds=12.5,
     )
     trained.save(tmp_path / "c.safetensors", state)

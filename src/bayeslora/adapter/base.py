@@ -108,6 +108,10 @@ class Holder(nn.Module, ABC):
     def after_step(self, step: int, steps: int) -> None:
         """Called after each of ``steps`` optimiser steps, counted from 1, while the gradients are still there."""
 
+    def component_parameters(self) -> list[Tensor]:
+        """Parameters ``[L, K, ...]`` of the components of a mixture that is trained; none where there is only one."""
+        return []
+
     def split_kinds(self) -> Mapping[str, Literal["kl", "both"]]:
         """Kinds of parameters that plain SGD updates where training is split (see :class:`bayeslora.posterior.Posterior`)."""
         return {}

@@ -120,6 +120,10 @@ class PosteriorHolder(TunerModule, Holder):
         posteriors = map(self.posterior, self.active)
         return max((it.draw_count(samples) for it in posteriors if it.stochastic), default=0)
 
+    def component_parameters(self) -> list[Tensor]:
+        """Parameters of the components of the active adapter; with several adapters, draws have no component of their own."""
+        return self.posterior(self.active[0]).component_parameters() if len(self.active) == 1 else []
+
     def split_kinds(self) -> Mapping[str, Literal["kl", "both"]]:
         """Kinds of parameters that plain SGD updates where training is split."""
         return {kind: along for name in self.active for kind, along in self.posterior(name).hints.split.items()}

@@ -161,6 +161,10 @@ class Posterior(nn.Module, ABC):
         """Whether draws differ; those of a mixture over snapshots always do."""
         return self.spread != "nothing" or self.snapshots.kept > 0
 
+    def component_parameters(self) -> list[Tensor]:
+        """Parameters ``[L, K, ...]`` of the components of a mixture; none where there is only one."""
+        return []
+
     @property
     def linearised(self) -> bool:
         """Whether predictions use the model linearised in its weights instead of sampled networks."""

@@ -207,6 +207,12 @@ class DecoupledPosterior(Posterior):
         shape = (len(group), self.config.components, *group.factor_shapes[factor])
         return self._tensor(self._name(group, factor)).view(shape)
 
+    def component_parameters(self) -> list[Tensor]:
+        """The means of all factors, and the factors that are points."""
+        if self.config.components == 1:
+            return []
+        return [self.get_parameter(self._name(group, factor)) for group in self.groups for factor in ("A", "B")]
+
     def _choose(self, n: int, source: Noise) -> Tensor | None:
         """Component of each of ``n`` draws; ``None`` where all components have equally many, next to each other.
 

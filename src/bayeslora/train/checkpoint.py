@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bayeslora.atomic_files import replacing, tensor_failures
 from bayeslora.errors import InputError
+from bayeslora.train.components import ComponentLosses
 
 VERSION = 1
 
@@ -35,6 +36,8 @@ class TrainingState:
         stopped: whether training ended early.
         history: one record per evaluation.
         train_nll: sum over the questions of the current epoch, and their number.
+        components: the same by component, where the posterior is a mixture.
+        restarted: components that were replaced since the last evaluation.
         seconds: training time, over all attempts.
         step_seconds: the part of it spent in steps, without evaluations.
     """
@@ -46,6 +49,8 @@ class TrainingState:
     stopped: bool = False
     history: list[dict[str, Any]] = field(default_factory=list)
     train_nll: tuple[float, int] = (0.0, 0)
+    components: ComponentLosses = field(default_factory=ComponentLosses)
+    restarted: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
     step_seconds: float = 0.0
 
@@ -81,8 +86,10 @@ def load_checkpoint(
         for name, parameter in parameters.items():
             parameter.copy_(tensors[f"parameter.{name}"])
     _restore_optimiser(optimiser, parameters, tensors)
-    state = TrainingState(**json.loads(header["state"]))
-    state.train_nll = tuple(state.train_nll)  # type: ignore[assignment]
+    counters = json.loads(header["state"])
+    counters["train_nll"] = tuple(counters["train_nll"])
+    counters["components"] = ComponentLosses(**counters.get("components", {}))  # earlier checkpoints have none
+    state = TrainingState(**counters)
     state.best = {name.removeprefix("best."): value for name, value in tensors.items() if name.startswith("best.")}
     return state
 

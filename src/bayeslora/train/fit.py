@@ -23,6 +23,7 @@ from bayeslora.posterior import IllConditionedError
 from bayeslora.progress import Reporter, Silent
 from bayeslora.runs.config import TrainingConfig
 from bayeslora.train.checkpoint import TrainingState, load_checkpoint, save_checkpoint
+from bayeslora.train.components import ComponentLosses, component_figures, copy_component, failed_components
 from bayeslora.train.errors import TrainingDiverged
 from bayeslora.train.lean_layers import lean_layers
 from bayeslora.train.objective import KLWeight, Lesson, Objective
@@ -45,7 +46,7 @@ class _Taken(Generic[Lesson]):
         kl_weight: weight of the KL.
         learning_rate: of the first group of parameters.
         kl_terms: names of the terms of the KL.
-        figures: norm of the gradient, sum of the losses, the whole objective, and the terms of the KL.
+        figures: norm of the gradient, sum of the losses, the whole objective, the terms of the KL, and losses by component.
     """
 
     step: int
@@ -100,6 +101,7 @@ class Fit(Generic[Lesson]):
         self._batch_size: int = self._given("batch_size")
         self._epochs: int = self._given("epochs")
         self._draws: int = self._given("draws")
+        self._mixture = self._holder.component_parameters()
         self._taken: _Taken[Lesson] | None = None
         self._order: tuple[int, Sequence[int]] | None = None
         self._kl: dict[str, float] = {}  # its terms and their weight, at the last step read
@@ -137,6 +139,7 @@ class Fit(Generic[Lesson]):
                 if due:
                     self._note_last(state)
                 if ended:
+                    self._restart_failed(state)
                     self._end_epoch(state)
                 state.seconds = time.monotonic() - clock
                 if due:
@@ -214,8 +217,8 @@ class Fit(Generic[Lesson]):
             bound = elbo(self._holder, loss, weight, parts=shares, draws=draws)
             self._steps.backward(bound.loss, bound.weighted_kl)
             kl_terms = {name: bound.share * term for name, term in bound.kl.terms.items()}
-            told = (losses.sum(), bound.total, *kl_terms.values())
-            figures.append(torch.stack([figure.detach().float() for figure in told]))
+            told = torch.stack([it.detach().float() for it in (losses.sum(), bound.total, *kl_terms.values())])
+            figures.append(torch.cat([told, *self._by_component(losses, pairs, draws)]))
         told_by_all = torch.stack(figures).sum(0)
         self.processes.add_up([*self._steps.gradients(), told_by_all])
         norm = self._steps.step()
@@ -223,10 +226,18 @@ class Fit(Generic[Lesson]):
         rate = self._steps.groups[0]["lr"]
         return _Taken(step, examples, weight, rate, tuple(kl_terms), torch.cat([norm.detach().view(1), told_by_all]))
 
+    def _by_component(self, losses: Tensor, pairs: Sequence[tuple[Lesson, float]], draws: int) -> list[Tensor]:
+        """Losses of a part of a batch by component, if there are several."""
+        if not self._mixture:
+            return []
+        terms, counts = [self.objective.terms(it) for it, _ in pairs], [count for _, count in pairs]
+        return [component_figures(losses, terms, counts, draws, self._mixture[0].shape[1])]
+
     def _note(self, taken: _Taken[Lesson], state: TrainingState) -> None:
         """Record the figures of a step; here the host waits until it is done."""
-        norm, nll, loss, *terms_of_kl = taken.figures.tolist()
-        kl = dict(zip(taken.kl_terms, terms_of_kl, strict=True))
+        norm, nll, loss, *rest = taken.figures.tolist()
+        kl = dict(zip(taken.kl_terms, rest, strict=False))
+        state.components.add(rest[len(kl) :])
         for value in (loss, norm):
             if not math.isfinite(value):
                 raise self._diverged(f"the loss or its gradient is {value}", taken.step, taken.examples)
@@ -294,7 +305,8 @@ class Fit(Generic[Lesson]):
         except ArithmeticError as error:
             raise TrainingDiverged(f"evaluation after step {state.step} of {self.steps}: {error}") from error
         learnt = {"epoch": epoch, "step": state.step, "train_nll": total / count, "kl": self._kl}
-        state.history.append({**learnt, "validation": metrics})
+        restarted, state.restarted = state.restarted, []
+        state.history.append({**learnt, "validation": metrics, **({"restarted": restarted} if restarted else {})})
         self.report.say(
             f"epoch {epoch}/{self._epochs}: train nll {total / count:.4f}, validation "
             + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
@@ -302,6 +314,19 @@ class Fit(Generic[Lesson]):
         if self.log is not None:
             self.log({f"validation/{name}": value for name, value in metrics.items()}, state.step)
         self._note_best(state, metrics["nll"])
+
+    def _restart_failed(self, state: TrainingState) -> None:
+        """Let components that have learnt nothing in this epoch go on as copies of the best."""
+        means, state.components = state.components.means(), ComponentLosses()
+        for failed in failed_components(means):
+            best = min(range(len(means)), key=means.__getitem__)
+            copy_component(self._mixture, self._steps.optimiser, best, failed)
+            epoch = state.step // self.steps_per_epoch
+            state.restarted.append({"epoch": epoch, "component": failed, "from": best, "train_nll": means})
+            self.report.say(
+                f"epoch {epoch}/{self._epochs}: component {failed + 1} of {len(means)} has learnt nothing (train nll "
+                f"{means[failed]:.4f}, the best {means[best]:.4f}) and goes on as a copy of the best"
+            )
 
     def _validate(self) -> dict[str, float]:
         """Evaluate in all processes, as sharded layers require, and use the figures of one: others may differ by rounding."""
