@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from bayeslora.figures.table import Cell, Column, is_best, latex, markdown
+from bayeslora.figures.table import Cell, Column, has_dagger, is_best, latex, markdown
 
 ACC = Column("acc", "ACC", factor=100, digits=1, largest=True)
 NLL = Column("nll", "NLL", digits=2)
@@ -43,3 +43,12 @@ def test_the_spread_is_that_of_a_sample():
     assert Cell((1.0, 2.0, 4.0)).sd == pytest.approx(statistics.stdev([1, 2, 4]))
     assert math.isnan(Cell((1.0,)).sd)
     assert "0.50 ± 0.14" in markdown({"a": {"nll": Cell((0.4, 0.6))}}, [NLL])
+
+
+def test_a_dagger_marks_others_that_the_best_cannot_be_told_from():
+    """The best has none, not even where all are alike and none is in bold."""
+    told = {name: {"acc": Cell((acc,), ties_best=True)} for name, acc in (("a", 0.5), ("b", 0.6), ("c", 0.5))}
+    assert [has_dagger(told, ACC, name) for name in told] == [True, False, True]
+    alike = {name: {"acc": Cell((0.5,), ties_best=name == "a")} for name in "abc"}
+    assert "†" not in markdown(alike, [ACC]) and "dagger" not in latex(alike, [ACC])
+    assert not has_dagger({"a": {}}, ACC, "a")

@@ -106,6 +106,12 @@ def is_best(rows: Mapping[str, Row], column: Column, method: str) -> bool:
     return mine.mean == rows[best][column.metric].mean and (equal < len(means) or equal == 1)
 
 
+def has_dagger(rows: Mapping[str, Row], column: Column, method: str) -> bool:
+    """Whether a method cannot be told from the best, and is another one."""
+    cell = rows[method].get(column.metric)
+    return cell is not None and cell.ties_best and best_of(rows, column) != method
+
+
 def markdown(rows: Mapping[str, Row], columns: Sequence[Column] = COLUMNS, what: str = "method") -> str:
     """A table in Markdown; ``what`` heads the column of row names. † marks values not distinguishable from the best."""
     lines = [
@@ -156,7 +162,7 @@ def _body(
             text = spread(text, f"{cell.sd * column.factor:.{column.digits}f}")
         if is_best(rows, column, method):
             return bold(text)
-        return text + dagger if cell.ties_best else text
+        return text + dagger if has_dagger(rows, column, method) else text
 
     return [line.format(escape(method), between.join(shown(method, column) for column in columns)) for method in rows]
 

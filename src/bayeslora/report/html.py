@@ -8,7 +8,7 @@ from html import escape
 from importlib.resources import files
 from urllib.parse import quote
 
-from bayeslora.figures.table import DAGGER, Cell, Column, is_best
+from bayeslora.figures.table import DAGGER, Cell, Column, has_dagger, is_best
 from bayeslora.report.blocks import (
     Block,
     Cards,
@@ -128,20 +128,26 @@ def _(block: Methods) -> str:
     for name, row in block.rows.items():
         bounds = block.bounds.get(name, {})
         cells = "".join(
-            _cell(row.get(it.metric), it, bounds.get(it.metric), bold=is_best(block.rows, it, name))
+            _cell(
+                row.get(it.metric),
+                it,
+                bounds.get(it.metric),
+                bold=is_best(block.rows, it, name),
+                dagger=has_dagger(block.rows, it, name),
+            )
             for it in block.columns
         )
         lines.append(f'<tr><th scope="row" class="name">{escape(name)}</th>{cells}</tr>')
     return _table(block.name, block.caption, f'<th scope="col">{escape(block.what)}</th>{titles}', "".join(lines))
 
 
-def _cell(cell: Cell | None, column: Column, bounds: tuple[float, float] | None, *, bold: bool) -> str:
+def _cell(cell: Cell | None, column: Column, bounds: tuple[float, float] | None, *, bold: bool, dagger: bool) -> str:
     if cell is None:
         return '<td class="number gap">—</td>'
     text = _number(cell.mean, column)
     if len(cell.values) > 1:
         text += f" ± {_number(cell.sd, column)}"
-    text = f"<strong>{text}</strong>" if bold else text + (DAGGER if cell.ties_best else "")
+    text = f"<strong>{text}</strong>" if bold else text + (DAGGER if dagger else "")
     interval = "" if bounds is None else f"<small>{_number(bounds[0], column)} – {_number(bounds[1], column)}</small>"
     return f'<td class="number">{text}{interval}</td>'
 
