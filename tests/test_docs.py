@@ -469,7 +469,9 @@ def test_tables_of_the_reports() -> None:
     results = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     assert means in page and "\n".join(means.splitlines()[:10]) in results
     assert printed_by("across", record, "--metrics", "nll", "calibrated_nll", "ece", "acc") in page
-    assert printed_by("across", record.parent / "seed-2-arc.json", "--means") in page
+    third, tasks = record.parent / "seed-2.json", ("arc-challenge", "arc-easy", "openbookqa")
+    assert printed_by("across", third, "--means") in page
+    assert printed_by("across", record, third, "--section", *tasks, "--means") in page
     pooled = json.loads((record.parent / "curves.json").read_text(encoding="utf-8"))["methods"]
     for method, found in pooled.items():
         raw, after = found["raw"], found["calibrated"]
