@@ -31,11 +31,16 @@ def recomputable(output: Tensor, function: Callable[..., Tensor], *inputs: Tenso
 def project(x: Tensor, A: Tensor) -> Tensor:
     """``A x`` of every draw, ``[n, tokens, R]``: ``x`` is in ``n`` equal blocks of rows, and ``A`` is ``[n, R, i]``."""
     recipe: Recipe | None = getattr(x, MARK, None)
-    mixed = torch.is_autocast_enabled(x.device.type)  # each pass then has its own precision
-    if recipe is None or mixed or not A.requires_grad or not torch.is_grad_enabled():
+    if recipe is None or not A.requires_grad or not torch.is_grad_enabled() or _mixed_precision(x):
         return torch.bmm(_blocks(x, len(A)), A.mT)
     found: Tensor = _Project.apply(x, A, recipe.function, *recipe.inputs)
     return found
+
+
+def _mixed_precision(x: Tensor) -> bool:
+    """Whether autocast chooses the precision, which it does for the forward pass only."""
+    device = x.device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def _blocks(x: Tensor, n: int) -> Tensor:
