@@ -1,5 +1,6 @@
 """Passes as CUDA graphs: when they are used, batches that share a shape, and, where there is a GPU, the numbers."""
 
+import functools
 from types import SimpleNamespace
 
 import numpy as np
@@ -81,6 +82,10 @@ def test_draws_that_are_replayed_count_as_used():
 class ByHand(graphed_pass_module._Graph):
     """Graphs for a CPU: a replay computes again, from and into the memory that was there at the capture."""
 
+    def __init__(self, compute, batch, holder, factors, other):
+        self.holder = holder
+        super().__init__(compute, batch, holder, factors, other)
+
     def _capture(self, losses, other):
         found = losses()
         self.slopes, self.losses = torch.zeros_like(found), found.detach().clone()
@@ -88,7 +93,7 @@ class ByHand(graphed_pass_module._Graph):
         self.kept = None
 
         def forward():
-            with torch.enable_grad():
+            with torch.enable_grad(), self.holder.restoring():
                 self.kept = losses()
             self.losses.copy_(self.kept.detach())
 
@@ -143,6 +148,35 @@ def test_what_a_replay_reads_and_writes_is_what_a_step_needs(posterior, parts):
     found, graphs = trained(True, batches, posterior, parts=parts)
     assert len(graphs.graphs) == 2 and graphs.usable
     assert_alike(found, trained(False, batches, posterior, parts=parts)[0])
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_gradients_are_not_those_of_the_next_replay():
+    """Torch keeps the first gradient of a leaf as it is given."""
+    model = adapted(posterior="point", target_modules=["q_proj"]).train()
+    holder = find_holder(model)
+    leaves = holder.posterior("default").mean().detach()
+    wanted = [stack.requires_grad_() for stack in (*leaves.A, *leaves.B)]
+    batches = [torch.randint(0, 60, (2, 8), generator=torch.Generator().manual_seed(k)) for k in range(2)]
+
+    def losses(ids):
+        return model(ids).logits.log_softmax(-1)[..., 0].sum(1)
+
+    found = []
+    for compute in (losses, functools.partial(GraphedPass(model, holder), losses)):
+        with holder.restoring():
+            holder.use({"default": leaves})
+            for ids in (*[batches[0]] * (EAGER + 1), *batches):
+                if ids is batches[1]:
+                    first = [stack.grad for stack in wanted]
+                    kept = [it.clone() for it in first]
+                else:
+                    for stack in wanted:
+                        stack.grad = None
+                compute(ids).sum().backward()
+        found.append([stack.grad - one for stack, one in zip(wanted, kept, strict=True)])
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5 * float(want.abs().max()))
 
 
 @pytest.mark.usefixtures("by_hand")
