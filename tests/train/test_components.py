@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from adapter.cases import adapted
 from bayeslora import find_holder
@@ -142,3 +144,17 @@ def test_an_interrupted_run_restarts_the_same(tmp_path, monkeypatch, stop):
     got = run(parts, fit=kept)()
     assert got.history == want.history
     assert_identical(parameters(parts), parameters(whole))
+
+
+def test_components_of_sharded_parameters_are_copied_in_every_share(tmp_path):
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        parameter = torch.nn.Parameter(distribute_tensor(torch.randn(2, 3, 4, 5), mesh, [Shard(0)]))
+        want = parameter.full_tensor().detach().clone()
+        want[:, 0] = want[:, 2]
+        copy_component([parameter], torch.optim.AdamW([parameter]), source=2, target=0)
+        assert torch.equal(parameter.full_tensor(), want)
+    finally:
+        torch.distributed.destroy_process_group()

@@ -45,6 +45,11 @@ def test_batches_of_many_lengths_have_few_shapes_and_the_same_targets(lengths):
     assert moved == counted_targets(own)
 
 
+def test_a_text_without_a_target_fills_nothing():
+    lessons = batch_lessons([EncodedText("t", [], [5])], 0, alike=32)
+    assert lessons.input_ids.shape == (1, 0) and len(lessons.counted) == 0
+
+
 @pytest.mark.parametrize("draws", [1, 2])
 @pytest.mark.parametrize("sliced", [False, True])
 def test_what_fills_a_batch_changes_neither_losses_nor_gradients(monkeypatch, draws, sliced):
@@ -177,6 +182,27 @@ def test_gradients_are_not_those_of_the_next_replay():
         found.append([stack.grad - one for stack, one in zip(wanted, kept, strict=True)])
     for got, want in zip(*found, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5 * float(want.abs().max()))
+
+
+@pytest.mark.usefixtures("by_hand")
+@pytest.mark.parametrize("late", [True, False])
+def test_a_gradient_that_is_no_longer_there_is_refused(late):
+    """That of a pass before the last, or a second time."""
+    model = adapted(posterior="point", target_modules=["q_proj"]).train()
+    holder = find_holder(model)
+    graphs = GraphedPass(model, holder)
+    ids = torch.ones(2, 8, dtype=torch.long)
+    with holder.restoring():
+        for _ in range(EAGER + 1):
+            holder.draw(1, torch.Generator().manual_seed(0))
+            first = graphs(lambda ids: model(ids).logits.sum((1, 2)), ids).sum()
+        assert len(graphs.graphs) == 1
+        if late:
+            graphs(lambda ids: model(ids).logits.sum((1, 2)), ids).sum().backward()
+        else:
+            first.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="take it once, before the next pass"):
+        first.backward()
 
 
 @pytest.mark.usefixtures("by_hand")

@@ -81,4 +81,11 @@ def copy_component(parameters: Iterable[Tensor], optimiser: torch.optim.Optimize
     for parameter in parameters:
         known = optimiser.state.get(parameter, {}).values()
         for tensor in (parameter, *(it for it in known if isinstance(it, Tensor) and it.shape == parameter.shape)):
-            tensor[:, target] = tensor[:, source]
+            own = _local(tensor)
+            own[:, target] = own[:, source]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this process has: layers are divided among processes, and components are not."""
+    found: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return found

@@ -60,6 +60,7 @@ class GraphedPass:
         self.holder = holder
         self.graphs: dict[Hashable, _Graph] = {}
         self.usable = True
+        self.number = 0  # of the last pass that was replayed; its activations are the ones in memory
         self._seen: Counter[Hashable] = Counter()
 
     def __call__(self, compute: Compute, *batch: Tensor) -> Tensor:
@@ -72,7 +73,7 @@ class GraphedPass:
             self._seen[key] += 1
             if self._seen[key] <= EAGER or len(self.graphs) >= MOST or not self._capture(key, compute, batch, factors):
                 return compute(*batch)
-        losses: Tensor = _Replay.apply(self.graphs[key], batch, *_stacks(factors))
+        losses: Tensor = _Replay.apply(self, self.graphs[key], batch, *_stacks(factors))
         return losses
 
     def _key(self, batch: Sequence[Tensor], factors: Mapping[str, Factors]) -> Hashable:
@@ -174,8 +175,9 @@ class _Replay(torch.autograd.Function):
     """Replays the graphs."""
 
     @staticmethod
-    def forward(ctx: Any, graph: _Graph, batch: Sequence[Tensor], *stacks: Tensor) -> Tensor:
-        ctx.graph = graph
+    def forward(ctx: Any, owner: GraphedPass, graph: _Graph, batch: Sequence[Tensor], *stacks: Tensor) -> Tensor:
+        owner.number += 1
+        ctx.owner, ctx.graph, ctx.number = owner, graph, owner.number
         graph.set(batch, stacks)
         graph.forward.replay()
         return graph.losses.clone()
@@ -183,8 +185,14 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         graph: _Graph = ctx.graph
+        if ctx.number != ctx.owner.number:
+            raise RuntimeError(
+                "the gradient of a pass was asked for twice, or after the next pass, whose memory it shares; take it once, "
+                "before the next pass"
+            )
+        ctx.owner.number += 1
         graph.slopes.copy_(slopes[0])
         graph.backward.replay()
         # copies: torch may keep a gradient as it is, and the next replay would write over it
         found = iter([None if gradient is None else gradient.clone() for gradient in graph.gradients])
-        return None, None, *(next(found) if stack.requires_grad else None for stack in graph.stacks)
+        return None, None, None, *(next(found) if stack.requires_grad else None for stack in graph.stacks)

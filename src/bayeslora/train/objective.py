@@ -178,7 +178,7 @@ def batch_lessons(texts: Sequence[EncodedText], pad_id: int, alike: int = 1) -> 
         ids[row, :end] = [*text.prompt_ids, *text.target_ids]
         counts[row, start:end] = True if text.counted is None else text.counted
     counted = counts[:, 1:].ravel().nonzero()[0]
-    step = len(texts) * width / 4 if alike > 1 else 1
+    step = max(1.0, len(texts) * width / 4) if alike > 1 else 1.0
     listed = np.zeros(math.ceil(step * math.ceil(len(counted) / step)), dtype=np.int64)
     listed[: len(counted)] = counted
     weights = (np.arange(len(listed)) < len(counted)).astype(np.float32)
