@@ -93,12 +93,12 @@ def model(lost=None):
 
 
 def run(given, **changes):
-    return make_fit(given, count=136, batch_size=8, draws=DRAWS, epochs=3, learning_rate=1e-3, **changes)
+    return make_fit(given, count=72, batch_size=8, draws=DRAWS, epochs=2, learning_rate=1e-3, **changes)
 
 
 def test_a_component_that_is_lost_goes_on_as_a_copy_of_the_best(monkeypatch):
     """After the first epoch; it is not touched again, and goes its own way."""
-    monkeypatch.setattr(components, "FEWEST", 30)
+    monkeypatch.setattr(components, "FEWEST", 16)
     given = model(lost=1)
     state = run(given)()
     (restarted,) = [it for record in state.history for it in record.get("restarted", [])]
@@ -123,10 +123,10 @@ def test_where_none_is_lost_nothing_changes(monkeypatch):
     assert_identical(*found)
 
 
-@pytest.mark.parametrize("stop", [10, 20])
+@pytest.mark.parametrize("stop", [5, 12])
 def test_an_interrupted_run_restarts_the_same(tmp_path, monkeypatch, stop):
     """Interrupted in the epoch in which the component is lost, or after it was replaced."""
-    monkeypatch.setattr(components, "FEWEST", 30)
+    monkeypatch.setattr(components, "FEWEST", 16)
 
     class Interrupted(Exception):
         pass
