@@ -1,5 +1,7 @@
 """Draws as CUDA graphs: the noise they are fed with, when they are used, and, where there is a GPU, the numbers."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from bayeslora.posterior import (
     MeanFieldPosterior,
     PointPosterior,
 )
-from bayeslora.posterior.capture import EAGER, Capture, _aliases
+from bayeslora.posterior.capture import EAGER, Capture, Graph, _aliases, _Replay
 
 LAYERS = [LayerShape("a", 12, 10, rank=3), LayerShape("b", 12, 10, rank=3), LayerShape("c", 20, 12, rank=3)]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -105,16 +107,37 @@ def test_a_draw_whose_gradient_is_wanted_is_not_overwritten():
     assert isinstance(capture.draw(1, None, "antithetic").latents, KL)
 
 
-@needs_gpu
-@pytest.mark.parametrize("make", [InducingPosterior, DecoupledPosterior, MeanFieldPosterior])
-def test_gradients_of_captured_draws_add_up(make):
-    """As in a step of several parts: torch keeps the first gradient as it is given."""
+def captured(make):
+    """A posterior whose draws are replayed from now on."""
     posterior = make(LAYERS).cuda()
     capture = Capture(posterior)
     for seed in range(EAGER + 1):
         last = capture.draw(1, seeded(seed), "antithetic")
         loss(posterior, last).backward()
     assert isinstance(last.latents, KL)
+    return posterior, capture
+
+
+def test_a_replay_does_not_write_over_the_gradient_of_the_last():
+    """Without a GPU: a graph whose replays are functions. Torch keeps the first gradient of a parameter as it is given."""
+    parameter = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
+    graph = object.__new__(Graph)
+    graph.number, graph._used_up, graph._last = 0, True, None
+    graph.outputs, graph.by_outputs = (parameter.square(),), [torch.zeros(3)]
+    graph.found = (torch.zeros(3),)
+    graph.forward = SimpleNamespace(replay=lambda: None)
+    graph.backward = SimpleNamespace(replay=lambda: graph.found[0].copy_(2 * parameter.detach() * graph.by_outputs[0]))
+    slopes = [torch.tensor([1.0, 1.0, 2.0]), torch.tensor([5.0, 0.5, -1.0]), torch.tensor([0.0, 3.0, 1.0])]
+    for slope in slopes:
+        _Replay.apply(graph, parameter)[0].backward(slope)
+    torch.testing.assert_close(parameter.grad, 2 * parameter.detach() * sum(slopes))
+
+
+@needs_gpu
+@pytest.mark.parametrize("make", [InducingPosterior, DecoupledPosterior, MeanFieldPosterior])
+def test_gradients_of_captured_draws_add_up(make):
+    """As in a step of several parts: torch keeps the first gradient as it is given."""
+    posterior, capture = captured(make)
     wanted = torch.autograd.grad(
         sum(loss(posterior, posterior.draw(1, seeded(seed))) for seed in (7, 8)),
         list(posterior.parameters()),
@@ -133,12 +156,7 @@ def test_gradients_of_captured_draws_add_up(make):
 
 @needs_gpu
 def test_changes_of_the_posterior_make_a_new_graph():
-    posterior = InducingPosterior(LAYERS).cuda()
-    capture = Capture(posterior)
-    for seed in range(EAGER + 1):
-        last = capture.draw(1, seeded(seed), "antithetic")
-        loss(posterior, last).backward()
-    assert isinstance(last.latents, KL)
+    posterior, capture = captured(InducingPosterior)
     posterior.scale = 0.5
     want, got = posterior.draw(1, seeded()), capture.draw(1, seeded(), "antithetic")
     torch.testing.assert_close(got.B[0], want.B[0])

@@ -11,7 +11,7 @@ from bayeslora.posterior import LayerShape, PointPosterior
 from bayeslora.posterior.decoupled import DecoupledConfig, DecoupledPosterior
 from bayeslora.train import components
 from bayeslora.train.components import ComponentLosses, component_figures, copy_component, failed_components
-from train.test_fit import assert_identical, make_fit, parameters
+from train.test_fit import Figures, assert_identical, make_fit, parameters
 
 COMPONENTS, DRAWS = 4, 8
 
@@ -128,18 +128,11 @@ def test_an_interrupted_run_restarts_the_same(tmp_path, monkeypatch, stop):
     """Interrupted in the epoch in which the component is lost, or after it was replaced."""
     monkeypatch.setattr(components, "FEWEST", 16)
 
-    class Interrupted(Exception):
-        pass
-
-    def stopping(figures, step):
-        if step == stop:
-            raise Interrupted
-
     whole, parts = model(lost=1), model(lost=1)
     want = run(whole)()
     kept = {"checkpoint": tmp_path / "c.safetensors", "checkpoint_seconds": 0.0}
-    with pytest.raises(Interrupted):
-        run(parts, fit={**kept, "log": stopping})()
+    with pytest.raises(ConnectionError, match="the power is gone"):
+        run(parts, fit={**kept, "log": Figures(stop)})()
     parts = model(lost=1)
     got = run(parts, fit=kept)()
     assert got.history == want.history
