@@ -40,7 +40,7 @@ compare() {
 }
 
 job_tests() { # what only a GPU runs of the tests
-  (cd "$here/.." && timeout "$LIMIT" "$PYTHON" -m pytest -q tests/posterior/test_philox.py tests/posterior/test_capture.py tests/train/test_head_loss.py tests/train/test_lean_layers.py tests/train/test_graphed_pass.py)
+  (cd "$here/.." && timeout "$LIMIT" "$PYTHON" -m pytest -q tests/posterior/test_philox.py tests/posterior/test_capture.py tests/train/test_head_loss.py tests/adapter/test_lean_layers.py tests/adapter/test_rotary.py tests/train/test_graphed_pass.py)
 }
 job_trl() {
   gunzip -c "$data/wikitext2/train.txt.gz" > "$out/train.txt"

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from bayeslora.adapter.lean_layers import LeanLayers
 from bayeslora.atomic_files import write_json
 from bayeslora.bench.actions import Predict, TrainStep
 from bayeslora.bench.config import LORA, BenchConfig, parse_batch
 from bayeslora.bench.subjects import Subjects
 from bayeslora.bench.timing import time_in_turns
 from bayeslora.runs.environment import describe_environment
-from bayeslora.train.lean_layers import LeanLayers
 
 KINDS = {
     "products": ("gemm", "gemv", "cutlass", "nvjet", "splitk", "xmma", "mm"),

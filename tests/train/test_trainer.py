@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 
 from adapter.cases import VOCABULARY, adapted, base_model, tokens
 from bayeslora import BayesLoraConfig, find_holder
-from bayeslora.train import BayesLoraTrainer, BayesLoraTrainerMixin, lean_layers
+from bayeslora.adapter import lean_layers
+from bayeslora.train import BayesLoraTrainer, BayesLoraTrainerMixin
 from bayeslora.train.optimise import parameter_kinds
 from rounding import summed
 from tiers import some
@@ -109,7 +110,7 @@ def test_lean_layers_take_the_same_step(tmp_path, monkeypatch):
     plain, _ = one_step(tmp_path, BETA)
     monkeypatch.setattr(lean_layers, "LEAN", ("cpu",))
     lean, trainer = one_step(tmp_path, BETA)
-    assert len(trainer._lean.forwards) == 7  # two gated layers and five norms
+    assert len(trainer._lean.forwards) == 9  # two attentions, two gated layers and five norms
     start = {name: p.detach() for name, p in find_holder(adapted(**SETTINGS)).named_parameters()}
     for name, value in plain.items():
         step = value - start[name]

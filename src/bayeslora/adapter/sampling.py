@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from bayeslora.adapter.base import Holder, find_any_holder
+from bayeslora.adapter.lean_layers import lean_predictions
 from bayeslora.posterior.noise import Variates
 
 
@@ -64,5 +65,5 @@ def sampled(model: nn.Module, sampling: Sampling, *, fan_out: bool = False) -> I
     Yields the number of networks in use. With ``fan_out`` a batch is given once, and the model repeats it that often.
     """
     holder = find_any_holder(model)
-    with evaluating(model), holder.restoring():
+    with evaluating(model), lean_predictions(model), holder.restoring():
         yield sampling.put_into_use(holder, fan_out=fan_out)

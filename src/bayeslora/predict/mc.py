@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslora.adapter.base import ATTRIBUTE, Holder, find_any_holder
+from bayeslora.adapter.lean_layers import lean_predictions
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError
 
@@ -106,7 +107,7 @@ def posterior_predictive(
         observe: callback with the predictions of all draws before averaging.
     """
     holder = find_any_holder(model)
-    with holder.restoring():
+    with lean_predictions(model), holder.restoring():
         n = Sampling(samples, seed, layers).put_into_use(holder, fan_out=True)
         with averaging(model, n, observe) as state:
             yield state

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from bayeslora.adapter.base import Holder, find_any_holder
 from bayeslora.adapter.elbo import elbo
+from bayeslora.adapter.lean_layers import lean_layers
 from bayeslora.posterior import IllConditionedError
 from bayeslora.progress import Reporter, Silent
 from bayeslora.runs.config import TrainingConfig
 from bayeslora.train.checkpoint import TrainingState, load_checkpoint, save_checkpoint
 from bayeslora.train.components import ComponentLosses, component_figures, copy_component, failed_components
 from bayeslora.train.errors import TrainingDiverged
-from bayeslora.train.lean_layers import lean_layers
 from bayeslora.train.objective import KLWeight, Lesson, Objective
 from bayeslora.train.optimise import rate_factor
 from bayeslora.train.optimisers import make_steps

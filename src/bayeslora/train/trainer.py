@@ -23,11 +23,11 @@ from bayeslora.adapter.config import BayesLoraConfig
 from bayeslora.adapter.elbo import IGNORED, Elbo, elbo, labels_per_example
 from bayeslora.adapter.holder import find_holder
 from bayeslora.adapter.layer import BayesLoraLinear
+from bayeslora.adapter.lean_layers import lean_layers
 from bayeslora.adapter.version_counters import raise_versions
 from bayeslora.posterior.ivon import IvonPosterior
 from bayeslora.posterior.kl import KLScaling
 from bayeslora.train.batches import split_rows
-from bayeslora.train.lean_layers import lean_layers
 from bayeslora.train.objective import KLWeight
 from bayeslora.train.optimise import clip_scales, multiplier_of, parameter_groups, parameter_kinds
 from bayeslora.train.processes import Processes

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslora.adapter.base import find_any_holder
+from bayeslora.adapter.lean_layers import lean_predictions
 from bayeslora.adapter.sampling import Sampling, evaluating
 from bayeslora.data_frames import Results
 from bayeslora.errors import InputError, did_you_mean
@@ -166,7 +167,7 @@ def generate_by_draw(
     """
     holder = find_any_holder(model)
     padded = _padded(encode_prompts(tokenizer, prompts), tokenizer, model)
-    with evaluating(model), holder.restoring():
+    with evaluating(model), lean_predictions(model), holder.restoring():
         n = sampling.put_into_use(holder)
         given = {name: value.repeat(n, 1) for name, value in padded.items()}
         sequences = _generate(model, tokenizer, given, writing, None)

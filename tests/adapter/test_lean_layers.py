@@ -11,9 +11,14 @@ from transformers.activations import ACT2FN
 
 from adapter.cases import SIZES, adapted, base_model, tokens
 from bayeslora import find_holder
-from bayeslora.train import fit, lean_layers
-from bayeslora.train.lean_layers import LeanLayers, _GatedProduct, lean_gate, lean_norm
+from bayeslora.adapter import lean_layers
+from bayeslora.adapter.lean_layers import LeanLayers, _GatedProduct, lean_gate, lean_norm
+from bayeslora.adapter.sampling import Sampling, sampled
+from bayeslora.predict.generation.writing import generate_apart
+from bayeslora.predict.mc import posterior_predictive
+from bayeslora.train import fit
 from bayeslora.train.objective import TokenObjective
+from predict.test_generate import PROMPTS, SHORT, TOKENIZER, writer
 from rounding import summed
 from train.test_fit import settings
 from train.test_objective import texts
@@ -26,9 +31,9 @@ def kinds(model):
 @pytest.mark.parametrize(
     ("architecture", "wanted"),
     [
-        ("llama", ["LlamaMLP"] * 2 + ["LlamaRMSNorm"] * 5),
-        ("qwen3", ["Qwen3MLP"] * 2 + ["Qwen3RMSNorm"] * 9),
-        ("qwen3_moe", ["Qwen3MoeRMSNorm"] * 9),
+        ("llama", ["LlamaAttention"] * 2 + ["LlamaMLP"] * 2 + ["LlamaRMSNorm"] * 5),
+        ("qwen3", ["Qwen3Attention"] * 2 + ["Qwen3MLP"] * 2 + ["Qwen3RMSNorm"] * 9),
+        ("qwen3_moe", ["Qwen3MoeAttention"] * 2 + ["Qwen3MoeRMSNorm"] * 9),
         ("gpt2", []),
     ],
 )
@@ -40,7 +45,7 @@ def test_known_layers_are_found(architecture, wanted):
 def test_a_norm_of_another_formula_is_left_alone():
     """Gemma multiplies by one plus the weight."""
     model = Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=8)).requires_grad_(False)
-    assert kinds(model) == ["Gemma2MLP"] * 2
+    assert kinds(model) == ["Gemma2Attention"] * 2 + ["Gemma2MLP"] * 2
 
 
 @pytest.mark.parametrize("eps", [1e-6, 1e-5])
@@ -195,3 +200,44 @@ def test_inputs_of_adapted_layers_that_can_be_computed_again_are_not_kept():
             more = kept(model, ids)
     # on a CPU the norm is made of several operators, of which the last but one is kept either way
     assert more - less >= 2 * ids.numel() * SIZES["intermediate_size"] * 4
+
+
+def test_blocks_within_blocks_leave_the_layers_to_the_outermost():
+    model = adapted(target_modules=["q_proj"]).eval()
+    lean, others = LeanLayers(model), LeanLayers(model)
+    with lean:
+        with others, lean:
+            pass
+        assert all(vars(module)["forward"] is forward for module, forward in lean.forwards.items())
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def predictions(model, ids):
+    """By every way in which a model predicts: scores under draws, the averaged next token, texts."""
+    with sampled(model, Sampling(2)), torch.no_grad():
+        yield model(input_ids=ids.repeat(2, 1)).logits
+    with posterior_predictive(model, 2), torch.no_grad():
+        yield model(input_ids=ids).logits
+
+
+def test_predictions_use_them_where_they_are_faster(monkeypatch):
+    model, ids = adapted(posterior="meanfield", target_modules=["q_proj"]).eval(), tokens(3)
+    calls = []
+    monkeypatch.setattr(F, "rms_norm", lambda *given: calls.append(1) or torch.rms_norm(*given))
+    plain = list(predictions(model, ids))
+    assert not calls
+    monkeypatch.setattr(lean_layers, "LEAN", ("cpu",))
+    for found, wanted in zip(predictions(model, ids), plain, strict=True):
+        assert len(calls) >= 5
+        calls.clear()
+        torch.testing.assert_close(found, wanted, **summed(wanted))
+    assert lean_layers.lean_predictions(model) is lean_layers.lean_predictions(model)
+
+
+def test_answers_of_draws_are_written_with_them(monkeypatch):
+    model = writer()
+    plain = generate_apart(model, TOKENIZER, PROMPTS[0], SHORT, samples=2)
+    calls = []
+    monkeypatch.setattr(F, "rms_norm", lambda *given: calls.append(1) or torch.rms_norm(*given))
+    monkeypatch.setattr(lean_layers, "LEAN", ("cpu",))
+    assert generate_apart(model, TOKENIZER, PROMPTS[0], SHORT, samples=2) == plain and calls

@@ -3,7 +3,7 @@
 The normalisations and gated layers of Hugging Face's models are written as many small operators. Most of them keep
 something until the backward pass: in all most of what a training step has in memory. Here a normalisation is one operator that
 keeps its input alone, and a gated layer computes its activation again in the backward pass. What they pass on to adapted layers
-is computed again there too.
+is computed again there too. Rotary embeddings take fewer operators.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayeslora.adapter.recompute import recomputable
+from bayeslora.adapter.rotary import lean_attention
 
 Forward = Callable[[Tensor], Tensor]
 
-
 LEAN = ("cuda",)
 """Devices on which lean layers are faster."""
+
+_found: WeakKeyDictionary[nn.Module, LeanLayers] = WeakKeyDictionary()
 
 
 def lean_layers(model: nn.Module, device: torch.device) -> AbstractContextManager[None]:
@@ -31,21 +34,33 @@ def lean_layers(model: nn.Module, device: torch.device) -> AbstractContextManage
     return LeanLayers(model) if device.type in LEAN else nullcontext()
 
 
+def lean_predictions(model: nn.Module) -> AbstractContextManager[None]:
+    """The same for predictions, for which the layers of a model are looked for once."""
+    device = next(model.parameters()).device
+    if device.type not in LEAN:
+        return nullcontext()
+    if model not in _found:
+        _found[model] = LeanLayers(model)
+    return _found[model]
+
+
 class LeanLayers:
-    """The normalisations and gated layers of a model that are of the known kinds; they are lean inside a ``with`` block."""
+    """The layers of a model that are of the known kinds; they are lean inside a ``with`` block, and inside a block in it."""
 
     def __init__(self, model: nn.Module) -> None:
-        found = ((module, lean_norm(module) or lean_gate(module)) for module in model.modules())
-        self.forwards = {
-            module: forward for module, forward in found if forward is not None and "forward" not in vars(module)
-        }
+        own = (it for it in model.modules() if "forward" not in vars(it))
+        found = ((it, lean_norm(it) or lean_gate(it) or lean_attention(it)) for it in own)
+        self.forwards = {module: forward for module, forward in found if forward is not None}
+        self._changed: list[list[nn.Module]] = []
 
     def __enter__(self) -> None:
-        for module, forward in self.forwards.items():
-            module.forward = forward
+        """Change layers, but for those that something else has changed, such as an outer block."""
+        self._changed.append([module for module in self.forwards if "forward" not in vars(module)])
+        for module in self._changed[-1]:
+            module.forward = self.forwards[module]
 
     def __exit__(self, *exc: object) -> None:
-        for module in self.forwards:
+        for module in self._changed.pop():
             del module.forward
 
 
@@ -59,12 +74,13 @@ def lean_norm(module: nn.Module) -> Forward | None:
         return None
 
     def forward(hidden_states: Tensor) -> Tensor:
-        if hidden_states.dtype != weight.dtype:  # models differ in what precision comes out then
+        if hidden_states.dtype != module.weight.dtype:  # models differ in what precision comes out then
             found: Tensor = type(module).forward(module, hidden_states)
             return found
         return recomputable(normalise(hidden_states), normalise, hidden_states)
 
     def normalise(hidden_states: Tensor) -> Tensor:
+        weight = module.get_parameter("weight")
         return F.rms_norm(hidden_states, weight.shape, weight, epsilon)
 
     return forward if _same_norm(module, forward, weight) else None
