@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers.models.glm.modeling_glm import apply_rotary_pos_emb as interleaved
+from transformers.models.glm.modeling_glm import apply_rotary_pos_emb  # interleaved
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as halves
 
 from adapter.cases import base_model, tokens
@@ -109,8 +109,13 @@ def test_other_rotations_are_left_alone():
     def with_positions(q, k, cos, sin, position_ids=None, unsqueeze_dim=1):
         return halves(q, k, cos, sin, unsqueeze_dim)
 
-    assert _is_rotation(halves)
-    assert not any(_is_rotation(it) for it in (interleaved, swapped, with_positions, None, torch.nn.Identity()))
+    class Attention(torch.nn.Module):
+        def forward(self, q, k, cos, sin):
+            return apply_rotary_pos_emb(q, k, cos, sin)
+
+    others = (apply_rotary_pos_emb, swapped, with_positions, None, torch.nn.Identity())
+    assert _is_rotation(halves) and not any(_is_rotation(it) for it in others)
+    assert lean_attention(Attention()) is None
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])

@@ -93,6 +93,7 @@ class GraphedPass:
             self.usable = False
             self.graphs.clear()
             torch.cuda.empty_cache()
+        self.holder.factors_in_use()  # the KL is to be that of the draws, not of their copies that the graph reads
         return self.usable
 
 
