@@ -6,9 +6,11 @@ import pytest
 import torch
 from peft import get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.pytorch_utils import Conv1D
 
 from adapter.cases import SIZES, config, generator, logits, tokens
 from bayeslora import find_holder
+from bayeslora.adapter import quantised as backends
 from bayeslora.models import four_bit
 
 bitsandbytes = pytest.importorskip("bitsandbytes", reason="needs the extra 'quant'")
@@ -101,6 +103,22 @@ def test_four_bits_are_read_back_as_they_were_written(width, right):
     near = bool((read - weight).norm() < 0.15 * weight.norm())
     on_cpu = DEVICE == "cpu"
     assert near == (True if right or not on_cpu else not four_bit.reads_rows_wrongly())
+
+
+class Packed(torch.Tensor):
+    """A weight that only looks like a tensor, as torchao's do."""
+
+
+def test_only_layers_that_may_be_quantised_are_shown_to_peft(monkeypatch):
+    """For these it imports all libraries there are."""
+    shown = []
+    monkeypatch.setattr(backends, "resolve_quantization_backend", shown.append)
+    plain, packed = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    packed.weight = torch.nn.Parameter(torch.ones(4, 4).as_subclass(Packed), requires_grad=False)
+    eight = quantised(8).model.layers[0].self_attn.q_proj
+    for layer in (plain, plain.to("meta"), Conv1D(4, 4), packed, eight):
+        assert backends.quantisation_backend(layer) is None
+    assert shown == [packed, eight]
 
 
 def told(model):

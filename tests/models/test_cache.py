@@ -58,7 +58,7 @@ def _start(script: str, source: Path, note: Path) -> subprocess.Popen[str]:
 
 
 def _models(cache: Path) -> list[str]:
-    return sorted(path.name for path in cache.iterdir() if path.suffix != ".lock")
+    return sorted(path.name for path in cache.iterdir() if path.suffix not in (".lock", ".digest"))
 
 
 def test_the_second_time_nothing_is_converted(source: Path, cache: Path) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from peft.tuners.tuners_utils import check_adapters_to_merge
-from peft.utils.quantization_utils import resolve_quantization_backend
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from bayeslora.adapter.holder import PosteriorHolder
+from bayeslora.adapter.quantised import quantisation_backend
 from bayeslora.adapter.recompute import project
 from bayeslora.adapter.tuner_module import TunerModule
 from bayeslora.posterior import IllConditionedError, LayerFactors, LayerShape
@@ -31,7 +31,7 @@ class BayesLoraLinear(TunerModule):
         self.base_layer = base_layer
         self.name = name
         self.__dict__["holder"] = holder  # not a child: it is registered once, on the base model
-        self.quantization_backend = resolve_quantization_backend(base_layer)
+        self.quantization_backend = quantisation_backend(base_layer)
         self.out_features, self.in_features = linear_shape(base_layer)
         self.fan_in_fan_out = fan_in_fan_out
         self.r: dict[str, int] = {}

@@ -14,7 +14,6 @@ from accelerate import init_empty_weights
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from peft.utils.other import AuxiliaryTrainingWrapper, get_pattern_key
-from peft.utils.quantization_utils import resolve_quantization_backend
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -29,6 +28,7 @@ from bayeslora.adapter.holder import PosteriorHolder, is_hook_of
 from bayeslora.adapter.identity import name_base, note_base
 from bayeslora.adapter.layer import BayesLoraLinear
 from bayeslora.adapter.lora import export_samples, start_from_lora
+from bayeslora.adapter.quantised import quantisation_backend
 from bayeslora.layer_ranges import upper_layers
 from bayeslora.models.four_bit import warn_of_wrong_rows
 from bayeslora.posterior import KL, LayerShape, Posterior, build_posterior
@@ -452,7 +452,7 @@ def _fan_in_fan_out(target: nn.Module, config: BayesLoraConfig, name: str) -> bo
                 f"fan_in_fan_out is set but {name} is a torch.nn.Linear, which it does not fit; ignored", stacklevel=4
             )
         return False
-    backend = None if isinstance(target, BaseTunerLayer) else resolve_quantization_backend(target)
+    backend = None if isinstance(target, BaseTunerLayer) else quantisation_backend(target)
     if backend is not None and backend.layer_type == "linear":
         return False
     raise ValueError(

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import UseAppendAction
 
+from bayeslora.cli.collector import collector_paused, spare_collector_at_exit
 from bayeslora.cli.common import OfDraws
+from bayeslora.cli.lazy_library import import_lazily
 from bayeslora.errors import InputError
 from bayeslora.train.errors import RunsFailed
 
@@ -58,7 +60,8 @@ class Predict(OfDraws):
         if self.input is not None:
             self._answer_file(self.input)
         else:
-            self._answer_one()
+            with _brief_process():
+                self._answer_one()
 
     @contextlib.contextmanager
     def _ready(self) -> Iterator[TrainedModel]:
@@ -126,6 +129,15 @@ class Predict(OfDraws):
             raise InputError(f"{source}: holds no questions; give one JSON object per line")
         if failed:
             raise RunsFailed(f"{source}: {failed} of {done} lines could not be answered; their answers say why")
+
+
+@contextlib.contextmanager
+def _brief_process() -> Iterator[None]:
+    """Start and end sooner, for a block that loads a model, answers once and is all that its process does."""
+    import_lazily("bitsandbytes")  # PEFT imports it wherever it is installed, and only quantised models use it
+    spare_collector_at_exit()
+    with collector_paused():
+        yield
 
 
 def _state_of(path: Path) -> list[int]:

@@ -51,11 +51,11 @@ def reads_rows_wrongly() -> bool:
 
 def _on_cpu(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """The 4-bit layers of a model on the CPU."""
-    bitsandbytes: Any = sys.modules.get("bitsandbytes")  # without it nothing is quantised
-    if bitsandbytes is None:
+    layers: Any = sys.modules.get("bitsandbytes.nn")  # without it nothing is quantised
+    if layers is None:
         return
     for name, layer in model.named_modules():
-        if isinstance(layer, bitsandbytes.nn.Linear4bit) and layer.weight.device.type == "cpu":
+        if isinstance(layer, layers.Linear4bit) and layer.weight.device.type == "cpu":
             yield name, layer
 
 

