@@ -35,11 +35,13 @@ sys.path.insert(0, str(HERE.parent / "examples"))
 sys.path.insert(0, str(HERE))
 from picture_style import BLUE, GREY, INK, STYLE, VERMILION, save  # noqa: E402
 from result_pictures import (  # noqa: E402
+    NARROW,
     draw_confidence,
     draw_frontier,
     draw_main_reliability,
     draw_main_risk,
     draw_main_table,
+    draw_surest,
     draw_words,
 )
 
@@ -129,15 +131,15 @@ def show_points(axes: Axes, line: Line) -> None:
 
 def draw_posterior(line: Line) -> Figure:
     """One curve, and many."""
-    figure = Figure(figsize=(7, 2.6), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    left.plot(GRID, second(line.lora), color=VERMILION, linewidth=1.8)
-    left.set(title="LoRA: one set of weights", ylabel="probability of class 1")
-    right.plot(GRID, second(line.draws[:14]).T, color=GREY, linewidth=0.5, alpha=0.8)
-    right.plot(GRID, second(line.draws).mean(0), color=BLUE, linewidth=2.2)
-    right.set(title="Bayesian-LoRA: 14 draws, and their average")
-    for axes in (left, right):
+    figure = Figure(figsize=(NARROW, 4.4), layout="constrained")
+    upper, lower = figure.subplots(2, 1)
+    upper.plot(GRID, second(line.lora), color=VERMILION, linewidth=1.8)
+    lower.plot(GRID, second(line.draws[:14]).T, color=GREY, linewidth=0.5, alpha=0.8)
+    lower.plot(GRID, second(line.draws).mean(0), color=BLUE, linewidth=2.2)
+    titles = ("LoRA: one set of weights", "Bayesian-LoRA: 14 draws, and their average")
+    for axes, title in zip((upper, lower), titles, strict=True):
         show_points(axes, line)
+        axes.set(title=title, ylabel="probability of class 1")
     return figure
 
 
@@ -147,10 +149,10 @@ def draw_update(line: Line) -> Figure:
         draws = line.posterior.draw(DRAWS, torch.Generator().manual_seed(1)).product("first")
         mean = line.posterior.mean().product("first")[0]
     shown = {"mean": mean, "one draw": draws[0], "another draw": draws[2], "standard deviation": draws.std(0)}
-    figure = Figure(figsize=(7, 2.1), layout="constrained")
+    figure = Figure(figsize=(NARROW, 4), layout="constrained")
     top = float(draws[[0, 2]].abs().max())
-    panels = figure.subplots(1, 4)
-    for axes, (name, matrix) in zip(panels, shown.items(), strict=True):
+    panels = figure.subplots(2, 2)
+    for axes, (name, matrix) in zip(panels.flat, shown.items(), strict=True):
         image = axes.imshow(matrix[:32, :32], cmap="gray", vmin=-top, vmax=top, interpolation="nearest")
         axes.set(title=name, xticks=(), yticks=())
         axes.spines[:].set_visible(True)
@@ -160,34 +162,34 @@ def draw_update(line: Line) -> Figure:
 
 def draw_averaging(line: Line, moons: Moons) -> Figure:
     """Three ways to make one prediction of many draws, and what each is worth."""
-    figure = Figure(figsize=(7, 2.6), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1.5, 1))
+    figure = Figure(figsize=(NARROW, 4.2), layout="constrained")
+    upper, lower = figure.subplots(2, 1, height_ratios=(2, 1))
     ways = {
         "average of probabilities": (second(line.draws).mean(0), moons.draws.softmax(-1).mean(0), "-", BLUE),
-        "softmax of average scores": (second(line.draws.mean(0)), moons.draws.mean(0).softmax(-1), "--", VERMILION),
+        "softmax of average logits": (second(line.draws.mean(0)), moons.draws.mean(0).softmax(-1), "--", VERMILION),
         "mean of the weights": (second(line.mean), moons.mean.softmax(-1), ":", INK),
     }
     for name, (curve, _, style, colour) in ways.items():
-        left.plot(GRID, curve, style, color=colour, linewidth=1.8, label=name)
-    show_points(left, line)
-    left.set(ylabel="probability of class 1")
-    left.legend(loc="lower right", fontsize=7.5)
+        upper.plot(GRID, curve, style, color=colour, linewidth=1.8, label=name)
+    show_points(upper, line)
+    upper.set(ylabel="probability of class 1")
+    upper.legend(loc="lower right", fontsize=7.5)
     losses = [nll(p.double(), moons.labels) for _, p, _, _ in ways.values()]
-    bars = right.barh(
+    bars = lower.barh(
         range(3), losses, color=[way[3] for way in ways.values()], alpha=0.85, hatch=["", "//", ""], edgecolor="white"
     )
-    right.bar_label(bars, fmt="%.3f", padding=3)
-    right.set(yticks=range(3), yticklabels=["probabilities", "scores", "weights"], xlim=(0, 1.2 * max(losses)))
-    right.invert_yaxis()
-    right.set(title="NLL on 4,000 new points (moons)", xticks=())
+    lower.bar_label(bars, fmt="%.3f", padding=3)
+    lower.set(yticks=range(3), yticklabels=["probabilities", "logits", "weights"], xlim=(0, 1.2 * max(losses)))
+    lower.invert_yaxis()
+    lower.set(title="NLL on 4,000 new points (moons)", xticks=())
     return figure
 
 
 def draw_entropy(line: Line) -> Figure:
     """Where the uncertainty comes from, along the line."""
     split = entropy_split(line.draws.softmax(-1).double())
-    figure = Figure(figsize=(7, 2.6), layout="constrained")
-    axes = figure.add_subplot(ylabel="entropy (nats)", xlabel="input", xlim=(-4, 4), ylim=(0, 0.92))
+    figure = Figure(figsize=(NARROW, 3), layout="constrained")
+    axes = figure.add_subplot(ylabel="entropy (nats)", xlabel="input", xlim=(-4, 4), ylim=(0, 0.95))
     axes.fill_between(GRID, 0, split.aleatoric, color="#A9CFE5", label="aleatoric: in every draw")
     axes.fill_between(
         GRID,
@@ -199,18 +201,35 @@ def draw_entropy(line: Line) -> Figure:
         linewidth=0,
         label="epistemic: the draws disagree",
     )
-    for low, high, text in ((-3, -1, "learnt: coin flips"), (0.8, 2.2, "learnt: always class 1")):
+    for low, high, text in ((-3, -1, "learnt:\ncoin flips"), (0.8, 2.2, "learnt:\nalways class 1")):
         axes.annotate("", (low, 0.73), (high, 0.73), arrowprops={"arrowstyle": "|-|", "mutation_scale": 3})
         axes.text((low + high) / 2, 0.745, text, ha="center", va="bottom", fontsize=8)
-    axes.text(3.95, 0.745, "never seen", ha="right", va="bottom", fontsize=8)
+    axes.text(3.95, 0.745, "never\nseen", ha="right", va="bottom", fontsize=8)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=2, fontsize=8)
+    return figure
+
+
+def draw_narrow_reliability(moons: Moons, legend_line: float = 0.2) -> Figure:
+    """The library's reliability diagrams at the width of a phone, with a second line for the legend."""
+    figure = draw_reliability({name: (p, moons.labels) for name, p in moons.probabilities.items()}, page=NARROW)
+    low = figure.get_figheight()
+    high = low + legend_line
+    for axes in figure.axes:
+        left, bottom, width, height = axes.get_position().bounds
+        axes.set_position((left, (bottom * low + legend_line) / high, width, height * low / high))
+    (wide,) = figure.legends
+    wide.remove()
+    figure.legend(
+        wide.legend_handles, [text.get_text() for text in wide.texts], loc="lower center", ncols=2, fontsize=8
+    )
+    figure.set_figheight(high)
     return figure
 
 
 def draw_selective(moons: Moons) -> Figure:
     """What abstaining costs, and how large sets must be."""
-    figure = Figure(figsize=(7, 2.7), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure = Figure(figsize=(NARROW, 5), layout="constrained")
+    upper, lower = figure.subplots(2, 1)
     half, levels, labels = len(moons.labels) // 2, np.linspace(0.5, 0.97, 48), moons.labels.numpy()
     held, new = slice(0, half), slice(half, None)
     for (name, tensor), (style, colour) in zip(
@@ -219,15 +238,15 @@ def draw_selective(moons: Moons) -> Figure:
         p = tensor.double().numpy()
         curve = risk_coverage(p.max(1), p.argmax(1) == labels)
         at = np.searchsorted(curve.coverage, np.linspace(max(0.05, curve.coverage[0]), 1, 120))
-        left.plot(curve.coverage[at], curve.risk[at], style, color=colour, label=name)
+        upper.plot(curve.coverage[at], curve.risk[at], style, color=colour, label=name)
         sets = [conformal_sets(p[new], conformal_threshold(p[held], labels[held], level)) for level in levels]
-        right.plot(levels, [mean_set_size(chosen) for chosen in sets], style, color=colour, label=name)
-    left.set(xlabel="share of the questions that is answered", ylabel="errors among the answers", ylim=(0, None))
-    right.set(xlabel="the right answer is to be in the set in", ylabel="answers in the set, on average")
-    right.xaxis.set_major_formatter(PercentFormatter(1))
-    for axis in (left.xaxis, left.yaxis):
+        lower.plot(levels, [mean_set_size(chosen) for chosen in sets], style, color=colour, label=name)
+    upper.set(xlabel="share of questions answered", ylabel="error rate", ylim=(0, None))
+    lower.set(xlabel="target coverage of the set", ylabel="mean size of the set")
+    lower.xaxis.set_major_formatter(PercentFormatter(1))
+    for axis in (upper.xaxis, upper.yaxis):
         axis.set_major_formatter(PercentFormatter(1, decimals=0))
-    left.legend()
+    upper.legend()
     return figure
 
 
@@ -242,12 +261,14 @@ def main() -> None:
             "main-reliability": draw_main_reliability(RESULTS / "main/curves.json"),
             "main-risk": draw_main_risk(RESULTS / "main/curves.json"),
             "frontier": draw_frontier(RESULTS / "frontier/quickstart.json"),
+            "arc-easy": draw_surest(RESULTS / "selective/arc-easy.json", "ARC-Easy"),
+            "arc-challenge": draw_surest(RESULTS / "selective/arc-challenge.json", "ARC-Challenge"),
             "words": draw_words(RESULTS / "words/larkhaven.json"),
             "posterior": draw_posterior(line),
             "update": draw_update(line),
             "averaging": draw_averaging(line, moons),
             "entropy": draw_entropy(line),
-            "reliability": draw_reliability({name: (p, moons.labels) for name, p in moons.probabilities.items()}),
+            "reliability": draw_narrow_reliability(moons),
             "selective": draw_selective(moons),
         }
         (HERE / "pictures").mkdir(exist_ok=True)

@@ -143,6 +143,31 @@ def draw_frontier(record: Path) -> Figure:
     return figure
 
 
+def draw_surest(record: Path, title: str) -> Figure:
+    """Right answers among the surest ones, with intervals. ``bayesian-lora`` was its preset ``inducing`` then."""
+    figure = Figure(figsize=(NARROW, 3.6), layout="constrained")
+    axes = figure.add_subplot(title=title, xlabel="right answers")
+    rows = read(record)["rows"]
+    kinds = (
+        ("acc_at_50", "surest 50 %", "D", BLUE),
+        ("acc_at_80", "surest 80 %", "s", VERMILION),
+        ("acc", "all", "o", GREY),
+    )
+    for k, (key, label, marker, colour) in enumerate(kinds):
+        found = [row[key] for row in rows.values()]
+        places = [row + 0.24 * (k - 1) for row in range(len(found))]
+        axes.hlines(places, [it["low"] for it in found], [it["high"] for it in found], color=colour, linewidth=1.4)
+        axes.scatter([it["value"] for it in found], places, s=26, color=colour, marker=marker, label=label, zorder=2)
+    names = {"deep-ensemble": "deep\nensemble", "bayesian-lora": "bayesian-lora\n(inducing)"}
+    axes.set_yticks(range(len(rows)), [names.get(method, method) for method in rows])
+    axes.grid(axis="x", color=GREY, alpha=0.25)
+    axes.set_axisbelow(True)
+    axes.invert_yaxis()
+    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
 def draw_words(record: Path) -> Figure:
     """Answers whose words are shaded by their uncertainty."""
     answers = read(record)["answers"]
