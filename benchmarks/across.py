@@ -1,10 +1,10 @@
 """A comparison across its tasks: one table for each metric, with methods as rows and tasks as columns.
 
-python benchmarks/across.py TABLE.json [TABLE.json ...] [--section ARC-EASY ...] [--metrics nll aurc] [--figure all.png] > all.md
+python benchmarks/across.py TABLE.json [TABLE.json ...] [--section ARC-EASY ...] [--seeds 0 ...] [--metrics nll aurc] > all.md
 
 Each TABLE.json is the record that `bayeslora compare` has written; several are put side by side. The last column is the mean
 rank of a method over the tasks that it and all others have; with --ranks there is one table of those alone, and with --means
-one of the means over the tasks, without the methods that lack one. The figure is accuracy against calibration error.
+one of the means over the tasks, without the methods that lack one. --figure draws accuracy against calibration error.
 """
 
 from __future__ import annotations
@@ -34,6 +34,15 @@ def cells(sections: Mapping[str, Any], metric: str) -> dict[str, dict[str, Cell]
             values = tuple(run["metrics"][metric] for run in record["runs"] if metric in run["metrics"])
             if values:
                 found.setdefault(method, {})[task] = Cell(values, record.get("ties_best", {}).get(metric, False))
+    return found
+
+
+def of_seeds(sections: Mapping[str, Any], seeds: Sequence[int]) -> dict[str, Any]:
+    """The runs of these seeds alone; what ties the best was found with all of them, and is left out."""
+    found: dict[str, Any] = {}
+    for task, methods in sections.items():
+        kept = {name: [run for run in it["runs"] if run["seed"] in seeds] for name, it in methods.items()}
+        found[task] = {name: {"runs": runs} for name, runs in kept.items() if runs}
     return found
 
 
@@ -102,12 +111,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="+", type=Path)
     parser.add_argument("--section", nargs="*", default=[], help="tasks, in the order wanted; all by default")
+    parser.add_argument("--seeds", nargs="*", type=int, default=[], help="runs of these seeds alone; all by default")
     parser.add_argument("--metrics", nargs="*", choices=KNOWN, default=[column.metric for column in COLUMNS])
     parser.add_argument("--ranks", action="store_true", help="mean ranks over the tasks alone")
     parser.add_argument("--means", action="store_true", help="means over the tasks alone, also after calibration")
     parser.add_argument("--figure", type=Path, default=None, help="where to draw accuracy against calibration error")
     given = parser.parse_args()
     sections = read_sections(given.tables, given.section)
+    if given.seeds:
+        sections = of_seeds(sections, given.seeds)
     if given.figure is not None:
         draw(sections, given.figure)
     if given.ranks:

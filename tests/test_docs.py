@@ -472,6 +472,9 @@ def test_tables_of_the_reports() -> None:
     third, tasks = record.parent / "seed-2.json", ("arc-challenge", "arc-easy", "openbookqa")
     assert printed_by("across", third, "--means") in page
     assert printed_by("across", record, third, "--section", *tasks, "--means") in page
+    sixth = record.parent / "boolq-seed-0.json"
+    assert printed_by("across", record, sixth, "--seeds", "0", "--means") in page
+    assert printed_by("sections", sixth).split("\n\n")[1].strip() in page
     pooled = json.loads((record.parent / "curves.json").read_text(encoding="utf-8"))["methods"]
     for method, found in pooled.items():
         raw, after = found["raw"], found["calibrated"]

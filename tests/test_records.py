@@ -128,3 +128,10 @@ def test_a_task_of_two_studies_gets_no_temperature(tmp_path: Path, capsys: pytes
     write_study(study, [])
     assert ends_with("tempered", study, study, "--out", out) == 2
     assert "has openbookqa, as has a study before it" in capsys.readouterr().err and not out.exists()
+
+
+def test_tables_of_some_seeds_have_their_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    runs = [{"seed": 0, "metrics": {"nll": 1.0}}, {"seed": 1, "metrics": {"nll": 3.0}}]
+    given = {"task": {"both": {"runs": runs, "ties_best": {"nll": True}}, "one": {"runs": runs[1:]}}}
+    assert importlib.import_module("across").of_seeds(given, [0]) == {"task": {"both": {"runs": runs[:1]}}}

@@ -162,7 +162,7 @@ class TrainingConfig:
     label_smoothing: float | None = None
     """Share of the target distributed uniformly over the options."""
     kl_scaling: Literal["elbo", "paper", "blob"] | None = None
-    """Weight of the KL: elbo is kl_beta / N, paper 0.2 / steps per epoch, blob doubles from step to step of an epoch."""
+    """Weight of the KL: elbo is kl_beta / N, paper 0.2 / steps per epoch, blob doubles from step to step of a cycle."""
     kl_beta: float | None = None
     """Multiplier of the KL's weight."""
     kl_warmup: float | None = None

@@ -1,0 +1,59 @@
+"""How long a single prediction takes from the shell, beside the imports that every such program needs.
+
+python benchmarks/start_time.py RUN --calls 5 --out start.json
+
+Processes are started in turns, after one round that is not counted; times are wall clock, from start to end of a process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+from records import command
+
+from bayeslora.atomic_files import write_json
+from bayeslora.runs.environment import describe_environment
+
+QUESTION = ["--question", "Which of these is a number?", "--choice", "seven", "--choice", "blue"]
+
+
+def seconds(words: list[str]) -> float:
+    """How long a process takes."""
+    begun = time.perf_counter()
+    subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return time.perf_counter() - begun
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="a trained run on questions, of a Llama model")
+    parser.add_argument("--calls", type=int, default=5)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    processes = {
+        "import torch": ["-c", "import torch"],
+        "import the model class": ["-c", "from transformers import LlamaForCausalLM"],
+        "predict": ["-m", "bayeslora", "predict", str(given.run), *QUESTION, "--device", "cpu", "--quiet"],
+    }
+    found: dict[str, list[float]] = {name: [] for name in processes}
+    for turn in range(given.calls + 1):
+        for name, words in processes.items():
+            spent = seconds(words)
+            if turn:
+                found[name].append(spent)
+    rows = {name: {"median": median(it), "least": min(it), "most": max(it)} for name, it in found.items()}
+    environment = describe_environment(torch.device("cpu"))
+    write_json(given.out, {"schema": 1, "seconds": rows, "calls": given.calls, "environment": environment})
+    for name, row in rows.items():
+        print(f"{name}: {row['median']:.1f} s ({row['least']:.1f} to {row['most']:.1f})")
+
+
+if __name__ == "__main__":
+    command(main)
