@@ -9,7 +9,7 @@
 # the number of runs of a comparison at a time.
 set -uo pipefail
 
-JOBS="tests trl ragged profile bench main shift boolq rivals unstopped frontier linearised load"
+JOBS="tests trl ragged profile draws decode questions growth main shift boolq rivals unstopped frontier linearised load"
 SEEDS=${SEEDS:-0 1 2}
 LIMIT=${LIMIT:-600}
 WORKERS=${WORKERS:-6}
@@ -55,9 +55,19 @@ job_ragged() {
 job_profile() {
   script where_time_goes --train --model qwen2.5-1.5b --batch 8x512 --targets q_proj k_proj v_proj o_proj --out "$out/train-profile-1.5b.json"
 }
-job_bench() {
-  bayeslora bench train memory predict decode --model qwen2.5-1.5b --batches 1x128 8x128 --samples 1 4 --targets q_proj k_proj v_proj o_proj \
-    --repeats 10 --out "$out/bench-1.5b.json"
+bench() { bayeslora bench "$@" --targets q_proj k_proj v_proj o_proj; }
+job_draws() {
+  bench predict redraw cold --model qwen2.5-1.5b --batches 1x128 8x128 --samples 1 4 --repeats 10 --out "$out/qwen2.5-1.5b-draws.json" &&
+    bench predict --model llama2-7b --batches 1x128 8x128 --samples 1 4 --draw-layers all 0.75 0.5 0.25 --repeats 8 --out "$out/llama2-7b-draws.json"
+}
+job_decode() {
+  bench decode --model qwen2.5-1.5b --batches 1x128 8x128 --samples 1 4 --repeats 5 --new-tokens 16 --out "$out/qwen2.5-1.5b-decode.json"
+}
+job_questions() {
+  bench questions --model qwen2.5-1.5b --questions 256 --samples 1 4 --repeats 5 --out "$out/qwen2.5-1.5b-questions.json"
+}
+job_growth() {
+  bench growth --model qwen2.5-1.5b --batches 8x128 --samples 4 --repeats 5 --figures "$out/growth" --out "$out/qwen2.5-1.5b-growth.json"
 }
 job_main() { # the main table
   # shellcheck disable=SC2086
