@@ -1,6 +1,7 @@
 """Lean layers against the layers they stand for: values, gradients, and what is kept for the backward pass."""
 
 import functools
+import weakref
 
 import pytest
 import torch
@@ -205,10 +206,14 @@ def test_inputs_of_adapted_layers_that_can_be_computed_again_are_not_kept():
 def test_blocks_within_blocks_leave_the_layers_to_the_outermost():
     model = adapted(target_modules=["q_proj"]).eval()
     lean, others = LeanLayers(model), LeanLayers(model)
+
+    def are_lean():
+        return all(vars(module)["forward"] is forward for module, forward in lean.forwards.items())
+
     with lean:
         with others, lean:
-            pass
-        assert all(vars(module)["forward"] is forward for module, forward in lean.forwards.items())
+            assert are_lean()
+        assert are_lean()
     assert not any("forward" in vars(module) for module in model.modules())
 
 
@@ -241,3 +246,19 @@ def test_answers_of_draws_are_written_with_them(monkeypatch):
     monkeypatch.setattr(F, "rms_norm", lambda *given: calls.append(1) or torch.rms_norm(*given))
     monkeypatch.setattr(lean_layers, "LEAN", ("cpu",))
     assert generate_apart(model, TOKENIZER, PROMPTS[0], SHORT, samples=2) == plain and calls
+
+
+def test_predictions_keep_nothing_of_a_gated_layer_but_its_product():
+    """Gate and up are as large as it, and would be alive beside the last product."""
+    mlp = base_model("llama").model.layers[0].mlp.requires_grad_(False)
+    made, alive = [], []
+    for name in ("gate_proj", "up_proj"):
+        getattr(mlp, name).register_forward_hook(lambda module, args, output: made.append(weakref.ref(output)))
+    mlp.down_proj.register_forward_pre_hook(lambda module, args: alive.append([it() is not None for it in made]))
+    forward, given = lean_gate(mlp), torch.randn(2, 3, SIZES["hidden_size"])
+    with torch.no_grad():
+        found = forward(given)
+        torch.testing.assert_close(found, type(mlp).forward(mlp, given))
+    assert alive[0] == [False, False]
+    forward(given.requires_grad_())
+    assert alive[-1][-2:] == [True, True]  # the gradient needs them

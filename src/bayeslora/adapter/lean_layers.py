@@ -112,10 +112,13 @@ def lean_gate(module: nn.Module) -> Forward | None:
         return None
 
     def forward(x: Tensor) -> Tensor:
-        gate, up = module.gate_proj(x), module.up_proj(x)  # type: ignore[operator]
-        product = recomputable(_GatedProduct.apply(gate, up, act), lambda gate, up: act(gate) * up, gate, up)
-        down: Tensor = module.down_proj(product)  # type: ignore[operator]
+        down: Tensor = module.down_proj(gated(x))  # type: ignore[operator]
         return down
+
+    def gated(x: Tensor) -> Tensor:
+        """A function of its own: in predictions nothing but the product is alive when it returns."""
+        gate, up = module.gate_proj(x), module.up_proj(x)  # type: ignore[operator]
+        return recomputable(_GatedProduct.apply(gate, up, act), lambda gate, up: act(gate) * up, gate, up)
 
     return forward if _is_gated(type(module).forward, act) else None
 

@@ -23,8 +23,12 @@ class Recipe(NamedTuple):
 
 
 def recomputable(output: Tensor, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """Note on ``output`` that it is ``function(*inputs)``, whose inputs are kept until the backward pass in any case."""
-    setattr(output, MARK, Recipe(function, inputs))
+    """Note on ``output`` that it is ``function(*inputs)``, whose inputs are kept until the backward pass in any case.
+
+    Without gradients nothing is noted: the note would keep the inputs alive.
+    """
+    if torch.is_grad_enabled():
+        setattr(output, MARK, Recipe(function, inputs))
     return output
 
 
