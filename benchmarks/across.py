@@ -18,6 +18,7 @@ from typing import Any
 
 from records import command, read_sections
 
+from bayeslora.errors import InputError
 from bayeslora.figures.scatter import scatter_figure
 from bayeslora.figures.table import CALIBRATED_COLUMNS, COLUMNS, Cell, Column, Row, markdown
 from bayeslora.studies.question_sections import DISTANCE_COLUMN, SHIFT_COLUMNS
@@ -43,6 +44,9 @@ def of_seeds(sections: Mapping[str, Any], seeds: Sequence[int]) -> dict[str, Any
     for task, methods in sections.items():
         kept = {name: [run for run in it["runs"] if run["seed"] in seeds] for name, it in methods.items()}
         found[task] = {name: {"runs": runs} for name, runs in kept.items() if runs}
+        if not found[task]:
+            there = sorted({run["seed"] for it in methods.values() for run in it["runs"]})
+            raise InputError(f"no run on {task} has one of the seeds {list(seeds)}; there are {there}")
     return found
 
 
@@ -89,6 +93,8 @@ def mean_table(sections: Mapping[str, Any], columns: Sequence[Column]) -> str:
     for column in columns:
         for method, row in cells(sections, column.metric).items():
             if len(row) == len(sections):
+                if len({len(cell.values) for cell in row.values()}) > 1:
+                    raise InputError(f"{method} has more seeds on some tasks than on others; choose with --seeds")
                 by_seed = zip(*(cell.values for cell in row.values()), strict=True)
                 rows.setdefault(method, {})[column.metric] = Cell(tuple(map(mean, by_seed)))
     first = columns[0]

@@ -18,6 +18,8 @@ import torch
 from records import command
 
 from bayeslora.atomic_files import write_json
+from bayeslora.errors import InputError
+from bayeslora.number_checks import check_count
 from bayeslora.runs.environment import describe_environment
 
 QUESTION = ["--question", "Which of these is a number?", "--choice", "seven", "--choice", "blue"]
@@ -26,7 +28,10 @@ QUESTION = ["--question", "Which of these is a number?", "--choice", "seven", "-
 def seconds(words: list[str]) -> float:
     """How long a process takes."""
     begun = time.perf_counter()
-    subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    done = subprocess.run([sys.executable, *words], check=False, capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise InputError(f"{' '.join(words)} failed: {reason}")
     return time.perf_counter() - begun
 
 
@@ -37,6 +42,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=5)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
+    check_count("calls", given.calls)
     processes = {
         "import torch": ["-c", "import torch"],
         "import the model class": ["-c", "from transformers import LlamaForCausalLM"],

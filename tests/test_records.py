@@ -135,3 +135,28 @@ def test_tables_of_some_seeds_have_their_runs_alone(monkeypatch: pytest.MonkeyPa
     runs = [{"seed": 0, "metrics": {"nll": 1.0}}, {"seed": 1, "metrics": {"nll": 3.0}}]
     given = {"task": {"both": {"runs": runs, "ties_best": {"nll": True}}, "one": {"runs": runs[1:]}}}
     assert importlib.import_module("across").of_seeds(given, [0]) == {"task": {"both": {"runs": runs[:1]}}}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["seeds-0-1.json", "--seeds", "7"], "has one of the seeds [7]; there are [0, 1]"),
+        (["seeds-0-1.json", "boolq-seed-0.json", "--means"], "more seeds on some tasks than on others"),
+    ],
+)
+def test_seeds_that_are_not_there(given: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [SCRIPTS / "results/main" / word if word.endswith(".json") else word for word in given]
+    assert ends_with("across", *words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("across.py: ") and told in line
+
+
+@pytest.mark.parametrize(("calls", "told"), [("0", "calls is 0"), ("1", "failed: no message")])
+def test_start_times_of_what_cannot_be_started(
+    calls: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", "false")  # every process fails at once
+    assert ends_with("start_time", tmp_path / "nowhere", "--calls", calls, "--out", tmp_path / "out.json") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("start_time.py: ") and told in line
+    assert not (tmp_path / "out.json").exists()
