@@ -1,9 +1,10 @@
 """One run on real questions, by lm-evaluation-harness with stock PEFT and by us: the same answers, and how fast.
 
-python benchmarks/harness.py RUN --data-dir DATA --questions 150 --out result.json
+python benchmarks/harness.py RUN --data-dir DATA --questions 150 --samples 4 --out result.json
 
-RUN is one of method `lora`. The harness gets the run's LoRA as an ordinary adapter, the prompts and options as text, and does
-its own tokenising, batching and padding; both score by the mean log-likelihood per token.
+RUN is a trained run. The harness gets its mean as an ordinary LoRA adapter, the prompts and options as text, and does its own
+tokenising, batching and padding; both score by the mean log-likelihood per token. Answers are those of the mean. With
+`--samples` the times of as many weight draws are there too, drawing included.
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ import argparse
 import json
 import logging
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from lm_eval.api.instance import Instance
@@ -23,7 +23,8 @@ from lm_eval.models.huggingface import HFLM
 from peft import PeftModel
 
 from bayeslora import load_model, load_run
-from bayeslora.adapter.sampling import MEAN
+from bayeslora.adapter.sampling import MEAN, Sampling
+from bayeslora.bench.timing import time_in_turns
 from bayeslora.export.adapters import export_run
 from bayeslora.predict.questions.scores import score_questions
 from bayeslora.runs.environment import describe_environment
@@ -31,13 +32,7 @@ from bayeslora.runs.predictors import make_scorer
 from bayeslora.runs.trained import TrainedModel
 from bayeslora.tasks import Item, encode_items, load_task, require_gold
 
-T = TypeVar("T")
-
-
-def timed(action: Callable[[], T]) -> tuple[T, float]:
-    """What it gives, and how long it takes in seconds."""
-    begun = time.perf_counter()
-    return action(), time.perf_counter() - begun
+HARNESS = "lm-eval, one pass"
 
 
 def stock(run: TrainedModel, rows: int) -> HFLM:
@@ -59,23 +54,22 @@ def asked(lm: HFLM, items: Sequence[Item]) -> list[list[float]]:
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """Answers and times of both."""
+    """Answers of both, and their times in turns."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     run = load_run(given.run, raw=True)
     items = load_task(run.config.task, given.data_dir).load("test").items[: given.questions]
     gold = np.array(require_gold(items))
     scorer = make_scorer(run.model, run.loaded, run.config, None)
     lm = stock(run, given.batch_size)
-    (
-        asked(lm, items[:2]),
-        score_questions(scorer, encode(run, items[:2]), MEAN, batch_tokens=4096),
-    )  # warm-up
 
-    def answer() -> Any:
-        return score_questions(scorer, encode(run, items), MEAN, batch_tokens=given.batch_tokens)
+    def answer(sampling: Sampling) -> Any:
+        return score_questions(scorer, encode(run, items), sampling, batch_tokens=given.batch_tokens)
 
-    theirs, their_seconds = timed(lambda: asked(lm, items))
-    ours, our_seconds = timed(answer)
+    theirs, ours = asked(lm, items), answer(MEAN)
+    drawn = {f"ours, N={count}": Sampling(count) for count in given.samples}
+    actions = {HARNESS: lambda: asked(lm, items), "ours, one pass": lambda: answer(MEAN)}
+    actions |= {who: lambda sampling=sampling: answer(sampling) for who, sampling in drawn.items()}
+    timings = time_in_turns(actions, scorer.device, repeats=given.repeats, warmup=given.warmup)
     lengths = [[len(option) for option in one.option_ids] for one in encode(run, items)]
     their_choice = np.array([np.argmax(np.divide(*pair)) for pair in zip(theirs, lengths, strict=True)])
     our_choice = np.asarray(ours.predictive).argmax(axis=1)
@@ -87,8 +81,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         "accuracy": {"lm-eval": float(np.mean(their_choice == gold)), "ours": float(np.mean(our_choice == gold))},
         "same_answers": float(np.mean(their_choice == our_choice)),
         "largest_difference": max(float(np.abs(totals[row, : len(one)] - one).max()) for row, one in enumerate(theirs)),
-        "seconds": {"lm-eval": their_seconds, "ours": our_seconds},
-        "ratio": their_seconds / our_seconds,
+        "seconds": {who: timing.median for who, timing in timings.items()},
+        "questions/s": {who: len(items) / timing.median for who, timing in timings.items()},
+        "ratio": {who: timings[HARNESS].median / timing.median for who, timing in timings.items() if who != HARNESS},
         "batch": {"lm-eval, rows": given.batch_size, "ours, tokens": given.batch_tokens},
         "environment": describe_environment(scorer.device),
     }
@@ -105,6 +100,9 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--data-dir", type=Path, default=None)
     parser.add_argument("--questions", type=int, default=None, help="of the test split; all by default")
+    parser.add_argument("--samples", type=int, nargs="*", default=[], help="numbers of weight draws to time")
+    parser.add_argument("--repeats", type=int, default=1, help="timed rounds")
+    parser.add_argument("--warmup", type=int, default=0, help="untimed rounds before them")
     parser.add_argument("--batch-size", type=int, default=8, help="requests at once, for the harness")
     parser.add_argument("--batch-tokens", type=int, default=1024, help="tokens at once, for us")
     parser.add_argument("--out", type=Path, required=True)

@@ -9,7 +9,7 @@
 # the number of runs of a comparison at a time.
 set -uo pipefail
 
-JOBS="tests trl ragged profile draws decode questions growth main shift boolq rivals unstopped frontier linearised load"
+JOBS="tests trl ragged profile draws decode questions growth main shift boolq rivals unstopped frontier linearised load harness widths"
 SEEDS=${SEEDS:-0 1 2}
 LIMIT=${LIMIT:-600}
 WORKERS=${WORKERS:-6}
@@ -100,6 +100,24 @@ job_linearised() {
 }
 job_load() {
   script serve_load --run "$(trained)" --texts 64 --clients 16 --requests 400 --out "$out/serve-1.5b.json"
+}
+job_harness() { # real questions, with options as texts
+  bayeslora train --model "$model" --data-dir "$data" --task arc-easy --max-train 512 --epochs 1 --eval-every 8 --calibrate none \
+    --unfamiliar-by none --batch-tokens 16384 --out "$out/harness" &&
+    script harness "$out/harness" --data-dir "$data" --questions 512 --samples 1 4 --repeats 3 --warmup 1 --batch-size 128 \
+      --batch-tokens 16384 --out "$out/harness-1.5b.json"
+}
+job_widths() { # is a width that suits a 1.5B model right for one of 135M?
+  script splits "$data" "$out/splits" &&
+    script grid --tasks "$out/splits/obqa" "$out/splits/arcc" "$out/splits/arce" --seeds 0 --workers "$WORKERS" --runs "$out/widths" \
+      --out "$out/widths-smollm2.json" \
+      --common "--model smollm2 --scoring text --batch-tokens 16384 --calibrate none --unfamiliar-by none --eval-every 8" \
+      --variant "4 components, width 0.01: --settings width=0.01" --variant "4 components, width 0.03: --settings width=0.03" \
+      --variant "4 components, width 0.1: --settings width=0.1" --variant "4 components, width 0.3: --settings width=0.3" \
+      --variant "1 component, width 0.1: --preset free --settings width=0.1" \
+      --variant "1 component, width 0.3: --preset free --settings width=0.3" \
+      --variant "1 component, width 1: --preset free --settings width=1" --variant "lora: --method lora --epochs 1" \
+      --variant "lora, 2 epochs: --method lora --epochs 2"
 }
 
 failed=0

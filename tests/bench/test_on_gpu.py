@@ -41,11 +41,11 @@ def test_all_its_commands_are_understood(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     commands = told(tmp_path)
     ours = [words[2:] for words in commands if words[:2] == ["-m", "bayeslora"]]
-    assert [words[0] for words in ours] == [*["bench"] * 5, *["compare"] * 6]
+    assert [words[0] for words in ours] == [*["bench"] * 5, *["compare"] * 6, "train"]
     for words in ours:
         parse(words)
     scripts = [Path(words[0]) for words in commands if words[0] != "-m"]
-    assert len(scripts) == 7 and all(path.exists() for path in scripts)
+    assert len(scripts) == 10 and all(path.exists() for path in scripts)
     assert any(str(tmp_path / "out/main/runs/arc-challenge/bayesian-lora/rate-1/seed-0") in words for words in commands)
 
 

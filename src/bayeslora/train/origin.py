@@ -28,7 +28,9 @@ def lora_runs(config: RunConfig) -> list[RunConfig]:
         method="lora",
         start_from=(),
         adapter=replace(config.adapter, posterior=None, settings={}),
-        prediction=PredictionConfig(batch_tokens=config.prediction.batch_tokens, solutions=0),
+        prediction=PredictionConfig(
+            batch_tokens=config.prediction.batch_tokens, solutions=0, calibrate="none", unfamiliar_by="none"
+        ),
     )
     return [resolve(replace(lora, seed=config.seed + SEED_DISTANCE * k)) for k in range(count)]
 
