@@ -6,7 +6,7 @@
 #
 # MODEL is Qwen2.5-Coder-1.5B-Instruct, on the hub or as a directory; DATA has local copies of the benchmarks (see --data-dir). Records and
 # logs go to OUT. Without jobs all of them are run, in the order below; LIMIT (600 by default) bounds the seconds of each, and WORKERS (6) is
-# the number of runs of a comparison at a time.
+# the number of runs of a comparison at a time. SEEDS and METHODS, in quotes, are those of comparisons.
 set -uo pipefail
 
 JOBS="tests trl ragged profile draws decode questions growth main shift boolq rivals unstopped frontier linearised load harness widths"
@@ -28,7 +28,7 @@ bayeslora() { timeout "$LIMIT" "$PYTHON" -m bayeslora "$@"; }
 script() { name=$1; shift; timeout "$LIMIT" "$PYTHON" "$here/$name.py" "$@"; }
 
 TRIALS="lora=1:1 lora-plus=1:1 adalora=1:2 mc-dropout=1:1 checkpoint-ensemble=1:1 swag=1:2 bbb=1:1 blob=1:1 c-lora=1:1 monteclora=1:1"
-METHODS="bayesian-lora lora deep-ensemble temperature blob lora-plus adalora mc-dropout checkpoint-ensemble swag bbb c-lora monteclora zero-shot"
+METHODS=${METHODS:-bayesian-lora lora deep-ensemble temperature blob lora-plus adalora mc-dropout checkpoint-ensemble swag bbb c-lora monteclora zero-shot}
 
 # a comparison with letters: compare STUDY TASKS METHODS [options]
 compare() {
