@@ -30,6 +30,9 @@ script() { name=$1; shift; timeout "$LIMIT" "$PYTHON" "$here/$name.py" "$@"; }
 TRIALS="lora=1:1 lora-plus=1:1 adalora=1:2 mc-dropout=1:1 checkpoint-ensemble=1:1 swag=1:2 bbb=1:1 blob=1:1 c-lora=1:1 monteclora=1:1"
 METHODS=${METHODS:-bayesian-lora lora deep-ensemble temperature blob lora-plus adalora mc-dropout checkpoint-ensemble swag bbb c-lora monteclora zero-shot}
 
+# the trials of the methods that are compared
+trials() { for trial in $TRIALS; do case " $METHODS " in *" ${trial%%=*} "*) echo "$trial" ;; esac; done; }
+
 # a comparison with letters: compare STUDY TASKS METHODS [options]
 compare() {
   study=$1 tasks=$2 methods=$3
@@ -70,16 +73,16 @@ job_growth() {
   bench growth --model qwen2.5-1.5b --batches 8x128 --samples 4 --repeats 5 --figures "$out/growth" --out "$out/qwen2.5-1.5b-growth.json"
 }
 job_main() { # the main table
-  # shellcheck disable=SC2086
-  compare main "arc-challenge arc-easy openbookqa winogrande-m winogrande-s" "$METHODS" --eval-every 8 --unfamiliar-by none --trials $TRIALS
+  # shellcheck disable=SC2046
+  compare main "arc-challenge arc-easy openbookqa winogrande-m winogrande-s" "$METHODS" --eval-every 8 --unfamiliar-by none --trials $(trials)
 }
 job_shift() {
   compare shift openbookqa "bayesian-lora lora deep-ensemble blob zero-shot" --eval-every 8 --trials lora=1:1 blob=1:1 \
     --shift arc-challenge arc-easy mmlu-cs mmlu-eng mmlu-law mmlu-health
 }
 job_boolq() {
-  # shellcheck disable=SC2086
-  compare boolq boolq "$METHODS" --eval-every 8 --unfamiliar-by none --max-train 1280 --trials $TRIALS
+  # shellcheck disable=SC2046
+  compare boolq boolq "$METHODS" --eval-every 8 --unfamiliar-by none --max-train 1280 --trials $(trials)
 }
 job_rivals() { # ivon has settings of its own
   compare ivon "arc-challenge arc-easy openbookqa winogrande-m winogrande-s" ivon --eval-every 8 --unfamiliar-by none \

@@ -119,6 +119,8 @@ def build_model(name: str, device: torch.device, dtype: torch.dtype, layers: int
     config = SHAPES[name]()
     if layers is not None:
         config.num_hidden_layers = layers
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:1] * layers  # all layers of these shapes are of one type
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.device(device):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
