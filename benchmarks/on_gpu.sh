@@ -6,10 +6,10 @@
 #
 # MODEL is Qwen2.5-Coder-1.5B-Instruct, on the hub or as a directory; DATA has local copies of the benchmarks (see --data-dir). Records and
 # logs go to OUT. Without jobs all of them are run, in the order below; LIMIT (600 by default) bounds the seconds of each, and WORKERS (6) is
-# the number of runs of a comparison at a time. SEEDS and METHODS, in quotes, are those of comparisons.
+# the number of runs of a comparison at a time. SEEDS, METHODS and TASKS, in quotes, are those of comparisons.
 set -uo pipefail
 
-JOBS="tests trl ragged profile draws decode questions growth main shift boolq rivals unstopped frontier linearised load harness widths"
+JOBS="tests trl ragged profile draws fresh decode questions growth main shift boolq rivals post-hoc unstopped small frontier linearised load harness widths"
 SEEDS=${SEEDS:-0 1 2}
 LIMIT=${LIMIT:-600}
 WORKERS=${WORKERS:-6}
@@ -27,6 +27,7 @@ mkdir -p "$out"
 bayeslora() { timeout "$LIMIT" "$PYTHON" -m bayeslora "$@"; }
 script() { name=$1; shift; timeout "$LIMIT" "$PYTHON" "$here/$name.py" "$@"; }
 
+TASKS=${TASKS:-arc-challenge arc-easy openbookqa winogrande-m winogrande-s}
 TRIALS="lora=1:1 lora-plus=1:1 adalora=1:2 mc-dropout=1:1 checkpoint-ensemble=1:1 swag=1:2 bbb=1:1 blob=1:1 c-lora=1:1 monteclora=1:1"
 METHODS=${METHODS:-bayesian-lora lora deep-ensemble temperature blob lora-plus adalora mc-dropout checkpoint-ensemble swag bbb c-lora monteclora zero-shot}
 
@@ -63,6 +64,9 @@ job_draws() {
   bench predict redraw cold --model qwen2.5-1.5b --batches 1x128 8x128 --samples 1 4 --repeats 10 --out "$out/qwen2.5-1.5b-draws.json" &&
     bench predict --model llama2-7b --batches 1x128 8x128 --samples 1 4 --draw-layers all 0.75 0.5 0.25 --repeats 8 --out "$out/llama2-7b-draws.json"
 }
+job_fresh() {
+  bench redraw cold --model llama2-7b --batches 1x128 --samples 4 --repeats 8 --out "$out/llama2-7b-fresh.json"
+}
 job_decode() {
   bench decode --model qwen2.5-1.5b --batches 1x128 8x128 --samples 1 4 --repeats 5 --new-tokens 16 --out "$out/qwen2.5-1.5b-decode.json"
 }
@@ -74,7 +78,7 @@ job_growth() {
 }
 job_main() { # the main table
   # shellcheck disable=SC2046
-  compare main "arc-challenge arc-easy openbookqa winogrande-m winogrande-s" "$METHODS" --eval-every 8 --unfamiliar-by none --trials $(trials)
+  compare main "$TASKS" "$METHODS" --eval-every 8 --unfamiliar-by none --trials $(trials)
 }
 job_shift() {
   compare shift openbookqa "bayesian-lora lora deep-ensemble blob zero-shot" --eval-every 8 --trials lora=1:1 blob=1:1 \
@@ -85,14 +89,21 @@ job_boolq() {
   compare boolq boolq "$METHODS" --eval-every 8 --unfamiliar-by none --max-train 1280 --trials $(trials)
 }
 job_rivals() { # ivon has settings of its own
-  compare ivon "arc-challenge arc-easy openbookqa winogrande-m winogrande-s" ivon --eval-every 8 --unfamiliar-by none \
-    --trials ivon=0.4:1 --settings sample_size=1e8
+  compare ivon "$TASKS" ivon --eval-every 8 --unfamiliar-by none --trials ivon=0.4:1 --settings sample_size=1e8 &&
+    compare ivon-boolq boolq ivon --eval-every 8 --unfamiliar-by none --max-train 1280 --trials ivon=0.4:1 --settings sample_size=1e8
+}
+job_post-hoc() { # methods that are made of a trained LoRA
+  compare post-hoc "$TASKS" "lora tfb laplace laplace-last-layer" --eval-every 8 --unfamiliar-by none --trials lora=1:1
 }
 job_unstopped() { # training that nothing stops
   for epochs in 4 8; do
-    compare "epochs-$epochs" "arc-challenge winogrande-s" "lora mc-dropout blob bayesian-lora" --unfamiliar-by none --patience 0 \
+    compare "epochs-$epochs" "arc-challenge winogrande-s" "lora blob bayesian-lora" --unfamiliar-by none --patience 0 \
       --epochs "$epochs" --eval-every "$epochs" || return
   done
+}
+job_small() { # a model of 135M, with early stopping
+  bayeslora compare --model smollm2 --data-dir "$data" --batch-tokens 32768 --workers "$WORKERS" --seeds $SEEDS --out "$out/small" \
+    --tasks arc-easy arc-challenge openbookqa winogrande-s --max-train 1280 --methods lora bayesian-lora ivon swag --unfamiliar-by none
 }
 trained() { find "$out/main/runs/arc-challenge/bayesian-lora" -type d -name 'seed-*' | sort | head -n 1; }
 job_frontier() {
@@ -102,7 +113,7 @@ job_linearised() {
   script linearised_draws "$(trained)" --data-dir "$data" --questions 64 --draws 4 16 --repeats 1 --out "$out/linearised-1.5b.json"
 }
 job_load() {
-  script serve_load --run "$(trained)" --texts 64 --clients 16 --requests 400 --out "$out/serve-1.5b.json"
+  script serve_load --run "${RUN:-$(trained)}" --texts 64 --clients 16 --requests 400 --out "$out/serve-1.5b.json"
 }
 job_harness() { # real questions, with options as texts
   bayeslora train --model "$model" --data-dir "$data" --task arc-easy --max-train 512 --epochs 1 --eval-every 8 --calibrate none \
