@@ -7,7 +7,7 @@ prediction would be an average with that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -75,8 +75,39 @@ def failed_components(means: Sequence[float]) -> list[int]:
     return [k for k, loss in enumerate(means) if others[k] and loss > FAILED * median(others[k])]
 
 
+@dataclass(frozen=True)
+class Replaced:
+    """A component that had learnt nothing, and goes on as a copy of another.
+
+    Attributes:
+        component: its number.
+        source: the one that it is a copy of.
+        means: training loss of every component before that.
+    """
+
+    component: int
+    source: int
+    means: Sequence[float]
+
+    def __str__(self) -> str:
+        return (
+            f"component {self.component + 1} of {len(self.means)} has learnt nothing (train nll "
+            f"{self.means[self.component]:.4f}, the best {self.means[self.source]:.4f}) and goes on as a copy of the best"
+        )
+
+
+def replace_failed(
+    parameters: Sequence[Tensor], optimiser: torch.optim.Optimizer, means: Sequence[float]
+) -> Iterator[Replaced]:
+    """Let components that have failed by their losses go on as copies of the best."""
+    for failed in failed_components(means):
+        best = min(range(len(means)), key=means.__getitem__)
+        copy_component(parameters, optimiser, best, failed)
+        yield Replaced(failed, best, means)
+
+
 @torch.no_grad()
-def copy_component(parameters: Iterable[Tensor], optimiser: torch.optim.Optimizer, source: int, target: int) -> None:
+def copy_component(parameters: Sequence[Tensor], optimiser: torch.optim.Optimizer, source: int, target: int) -> None:
     """Replace a component's parameters ``[L, K, ...]``, and what the optimiser knows of them, by another's."""
     for parameter in parameters:
         known = optimiser.state.get(parameter, {}).values()

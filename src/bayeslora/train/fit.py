@@ -24,7 +24,7 @@ from bayeslora.posterior import IllConditionedError
 from bayeslora.progress import Reporter, Silent
 from bayeslora.runs.config import TrainingConfig
 from bayeslora.train.checkpoint import TrainingState, load_checkpoint, save_checkpoint
-from bayeslora.train.components import ComponentLosses, component_figures, copy_component, failed_components
+from bayeslora.train.components import ComponentLosses, component_figures, replace_failed
 from bayeslora.train.errors import TrainingDiverged
 from bayeslora.train.objective import KLWeight, Lesson, Objective
 from bayeslora.train.optimise import rate_factor
@@ -318,15 +318,11 @@ class Fit(Generic[Lesson]):
     def _restart_failed(self, state: TrainingState) -> None:
         """Let components that have learnt nothing in this epoch go on as copies of the best."""
         means, state.components = state.components.means(), ComponentLosses()
-        for failed in failed_components(means):
-            best = min(range(len(means)), key=means.__getitem__)
-            copy_component(self._mixture, self._steps.optimiser, best, failed)
-            epoch = state.step // self.steps_per_epoch
-            state.restarted.append({"epoch": epoch, "component": failed, "from": best, "train_nll": means})
-            self.report.say(
-                f"epoch {epoch}/{self._epochs}: component {failed + 1} of {len(means)} has learnt nothing (train nll "
-                f"{means[failed]:.4f}, the best {means[best]:.4f}) and goes on as a copy of the best"
-            )
+        epoch = state.step // self.steps_per_epoch
+        for it in replace_failed(self._mixture, self._steps.optimiser, means):
+            restarted = {"epoch": epoch, "component": it.component, "from": it.source, "train_nll": means}
+            state.restarted.append(restarted)
+            self.report.say(f"epoch {epoch}/{self._epochs}: {it}")
 
     def _validate(self) -> dict[str, float]:
         """Evaluate in all processes, as sharded layers require, and use the figures of one: others may differ by rounding."""

@@ -1,4 +1,4 @@
-"""Natural-gradient steps of a diagonal Gaussian: the improved variational online Newton method (methods card 14)."""
+"""Natural-gradient steps of a diagonal Gaussian: the improved variational online Newton method (methods entry 14)."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class JointSteps(Steps):
 
 
 class SplitSteps(Steps):
-    """AdamW along the likelihood, plain SGD along the KL, as BLoB was published (methods card 7).
+    """AdamW along the likelihood, plain SGD along the KL, as BLoB was published (methods entry 7).
 
     A posterior's scales are updated by SGD alone, along both. Only AdamW's gradient is clipped.
 

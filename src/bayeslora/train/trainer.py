@@ -28,6 +28,7 @@ from bayeslora.adapter.version_counters import raise_versions
 from bayeslora.posterior.ivon import IvonPosterior
 from bayeslora.posterior.kl import KLScaling
 from bayeslora.train.batches import split_rows
+from bayeslora.train.component_callback import ReplaceFailedComponents
 from bayeslora.train.objective import KLWeight
 from bayeslora.train.optimise import clip_scales, multiplier_of, parameter_groups, parameter_kinds
 from bayeslora.train.processes import Processes
@@ -73,6 +74,7 @@ class BayesLoraTrainerMixin(_Base):
         _require_gradients_of_adam(self.model)
         self.add_callback(_Steps())
         self.add_callback(_Start(self._aim))
+        self.add_callback(ReplaceFailedComponents(self))
         self._kl_logs: dict[str, list[Tensor]] = {}
 
     @property

@@ -1,0 +1,90 @@
+"""Components of a mixture that have learnt nothing, in the trainers of transformers and TRL (see
+:mod:`bayeslora.train.components`).
+
+The loss of these trainers is a mean over a batch, which does not show that one component is lost. So each component predicts
+some training examples by itself after every epoch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Subset
+from transformers import Trainer, TrainerCallback
+
+from bayeslora.adapter.elbo import IGNORED
+from bayeslora.adapter.holder import find_holder
+from bayeslora.adapter.sampling import evaluating
+from bayeslora.train.batches import split_rows
+from bayeslora.train.components import FEWEST, replace_failed
+from bayeslora.train.processes import Processes
+
+log = logging.getLogger("bayeslora.train")
+
+
+class ReplaceFailedComponents(TrainerCallback):
+    """Lets components of a causal language model that have learnt nothing go on as copies of the best, and warns of it.
+
+    Does nothing where parameters are sharded (FSDP, DeepSpeed).
+
+    Args:
+        trainer: has the model and the training examples.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        """Look for such components, and replace them."""
+        parameters = find_holder(self._trainer.model).component_parameters()
+        if not parameters or self._trainer.is_fsdp_enabled or self._trainer.is_deepspeed_enabled:
+            return
+        devices = [args.device] if args.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            means = self._losses(components=parameters[0].shape[1], seed=state.global_step)
+        for it in replace_failed(parameters, optimizer, means):
+            log.warning("epoch %g: %s", state.epoch, it)
+
+    @torch.no_grad()
+    def _losses(self, components: int, seed: int) -> list[float]:
+        """Mean loss per label of each component; empty if there are no labels of tokens."""
+        trainer, model = self._trainer, self._trainer.model
+        holder = find_holder(model)
+        sums = torch.zeros(2, components, device=trainer.args.device)
+        with evaluating(model), holder.restoring():
+            holder.draw(components, torch.Generator().manual_seed(seed))  # one of each
+            for inputs in self._examples():
+                for k in range(components):
+                    with holder.restoring(), trainer.compute_loss_context_manager():
+                        holder.narrow(k, 1)
+                        sums[:, k] += _loss_and_labels(model, inputs)
+        Processes(trainer.args.process_index, trainer.args.world_size).add_up([sums])
+        total, labels = sums.tolist()
+        return [a / b for a, b in zip(total, labels, strict=True)] if all(labels) else []
+
+    def _examples(self) -> Iterator[dict[str, Any]]:
+        """Some training examples, from the first to the last, one by one; none if labels are not those of tokens."""
+        data: Any = self._trainer.train_dataset
+        rows = [k * len(data) // FEWEST for k in range(FEWEST)] if len(data) > FEWEST else range(len(data))
+        chosen = data.select(rows) if hasattr(data, "select") else Subset(data, rows)
+        for batch in self._trainer.get_test_dataloader(chosen):
+            inputs = self._trainer._prepare_inputs(batch)
+            labels, ids = (getattr(inputs.get(name), "shape", None) for name in ("labels", "input_ids"))
+            if ids is None or labels != ids:
+                return
+            yield from split_rows(inputs, 1)
+
+
+def _loss_and_labels(model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+    """Sum of the losses of the next tokens, and their number, ``[2]``."""
+    given = {name: value for name, value in inputs.items() if name != "labels"}
+    logits = model(**given, use_cache=False).logits
+    wanted = inputs["labels"][:, 1:]
+    counted = wanted != IGNORED
+    losses = F.cross_entropy(logits[:, :-1][counted].float(), wanted[counted], reduction="sum")
+    return torch.stack([losses, counted.sum().to(losses)])

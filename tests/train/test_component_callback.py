@@ -1,0 +1,112 @@
+"""Trainers of transformers and TRL: a component that has learnt nothing goes on as a copy of the best."""
+
+import logging
+
+import datasets
+import pytest
+import torch
+from transformers import default_data_collator
+from trl import SFTConfig
+
+from adapter.cases import adapted, tokens
+from bayeslora import find_holder
+from bayeslora.train import BayesLoraSFTTrainer, BayesLoraTrainer
+from bayeslora.train.component_callback import ReplaceFailedComponents
+from train.test_components import COMPONENTS, model
+from train.test_trainer import Rows, arguments, tokenizer
+
+LOST = 1
+
+
+def components_of(trained):
+    """Parameters of each component, as one vector."""
+    found = [it.detach().transpose(0, 1).flatten(1) for it in find_holder(trained).component_parameters()]
+    return list(torch.cat(found, dim=1))
+
+
+def trained(given, folder, rows=None, **settings):
+    options = {"num_train_epochs": 2, "per_device_train_batch_size": 4, "optim": "adamw_torch", "learning_rate": 0.0}
+    trainer = BayesLoraTrainer(
+        model=given, args=arguments(folder, **{**options, **settings}), train_dataset=rows or Rows(12)
+    )
+    trainer.train()
+    return trainer
+
+
+def warnings_of(caplog):
+    return [it.getMessage() for it in caplog.records if it.name == "bayeslora.train" and it.levelno == logging.WARNING]
+
+
+def test_a_component_that_is_lost_becomes_the_best_and_others_stay(tmp_path, caplog):
+    given = model(lost=LOST)
+    before = components_of(given)
+    trainer = trained(given, tmp_path)  # at a learning rate of zero
+    after = components_of(given)
+    (told,) = warnings_of(caplog)
+    assert told.startswith(f"epoch 1: component {LOST + 1} of {COMPONENTS} has learnt nothing")
+    assert any(torch.equal(after[LOST], it) for k, it in enumerate(before) if k != LOST)
+    assert all(torch.equal(after[k], before[k]) for k in range(COMPONENTS) if k != LOST)
+    losses = ReplaceFailedComponents(trainer)._losses(COMPONENTS, seed=0)
+    assert max(losses) < 2 * min(losses) and given.training
+
+
+def test_losses_are_those_of_each_component_alone(tmp_path):
+    """Over the labels that count."""
+    ids = Rows(5).ids
+    labels = torch.where(torch.arange(ids.shape[1]) < 3, -100, ids)
+    rows = [{"input_ids": a, "labels": b} for a, b in zip(ids, labels, strict=True)]
+    given = model(lost=LOST)
+    trainer = BayesLoraTrainer(model=given, args=arguments(tmp_path), train_dataset=rows)
+    losses = ReplaceFailedComponents(trainer)._losses(COMPONENTS, seed=3)
+    holder = find_holder(given)
+    given.eval()
+    with torch.no_grad(), holder.restoring():
+        holder.draw(COMPONENTS, torch.Generator().manual_seed(3))
+        logits = given(ids.repeat(COMPONENTS, 1)).logits.unflatten(0, (COMPONENTS, -1))
+    for k in range(COMPONENTS):
+        wanted = torch.nn.functional.cross_entropy(logits[k, :, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        assert losses[k] == pytest.approx(wanted.item(), rel=1e-5)
+
+
+def test_where_none_is_lost_training_is_the_same_to_the_bit(tmp_path, caplog, monkeypatch):
+    found = []
+    for checked in (True, False):
+        if not checked:
+            monkeypatch.setattr(ReplaceFailedComponents, "on_epoch_end", lambda *given, **more: None)
+        given = model()
+        given.seed_draws(0)
+        trained(given, tmp_path, learning_rate=1e-3)
+        found.append(components_of(given))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True)) and not warnings_of(caplog)
+
+
+def test_labels_that_are_not_tokens_say_nothing(tmp_path):
+    rows = [{"input_ids": ids, "labels": ids[0]} for ids in tokens(batch=3)]
+    trainer = BayesLoraTrainer(model=model(), args=arguments(tmp_path), train_dataset=rows)
+    assert ReplaceFailedComponents(trainer)._losses(COMPONENTS, seed=0) == []
+
+
+def test_posteriors_without_components_are_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(ReplaceFailedComponents, "_losses", None)  # would fail
+    trained(adapted(posterior="inducing", settings={"flow_depth": 0}), tmp_path, num_train_epochs=1)
+
+
+def test_examples_are_spread_over_the_training_set(tmp_path):
+    trainer = BayesLoraTrainer(model=model(), args=arguments(tmp_path), train_dataset=Rows(100))
+    rows = [row["input_ids"][0] for row in ReplaceFailedComponents(trainer)._examples()]
+    every = Rows(100).ids
+    assert len(rows) == 32 and torch.equal(rows[0], every[0]) and torch.equal(rows[-1], every[96])
+
+
+def test_trl_replaces_them_too(tmp_path, caplog):
+    rows = tokens(batch=12, seed=1).tolist()
+    settings = {"learning_rate": 0.0, "per_device_train_batch_size": 4, "num_train_epochs": 1, "use_cpu": True}
+    trainer = BayesLoraSFTTrainer(
+        model(lost=LOST),
+        args=SFTConfig(str(tmp_path), report_to=[], save_strategy="no", bf16=False, **settings),
+        train_dataset=datasets.Dataset.from_dict({"input_ids": rows, "labels": rows}),
+        data_collator=default_data_collator,
+        processing_class=tokenizer(),
+    )
+    trainer.train()
+    assert len(warnings_of(caplog)) == 1
