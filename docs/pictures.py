@@ -34,6 +34,7 @@ RESULTS = HERE.parent / "benchmarks/results"
 sys.path.insert(0, str(HERE.parent / "examples"))
 sys.path.insert(0, str(HERE))
 from picture_style import BLUE, GREY, INK, STYLE, VERMILION, save  # noqa: E402
+from report_pictures import draw_comparison, draw_inducing_size, draw_tuning  # noqa: E402
 from result_pictures import (  # noqa: E402
     NARROW,
     draw_confidence,
@@ -264,6 +265,11 @@ def main() -> None:
             "arc-easy": draw_surest(RESULTS / "selective/arc-easy.json", "ARC-Easy"),
             "arc-challenge": draw_surest(RESULTS / "selective/arc-challenge.json", "ARC-Challenge"),
             "words": draw_words(RESULTS / "words/larkhaven.json"),
+            "comparison": draw_comparison(
+                RESULTS / "table" / f"{name}.json" for name in ("arc-easy", "openbookqa", "cut")
+            ),
+            "inducing-size": draw_inducing_size(RESULTS / "ablations/inducing-size.json"),
+            "tuning": draw_tuning(RESULTS / "tune/arc-easy-tuned.json", RESULTS / "tune/arc-easy-trials.json"),
             "posterior": draw_posterior(line),
             "update": draw_update(line),
             "averaging": draw_averaging(line, moons),

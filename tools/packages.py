@@ -4,14 +4,16 @@
     python tools/packages.py --check   # exit code 1 if that picture is out of date, or imports run in a circle
 
 A package stands above all that it imports. An arrow that follows from others (a imports b, b imports c, a imports c) is left
-out of the picture. Imports within functions count, those for types alone do not.
+out of the picture, and so are modules at the top, which are small helpers. Imports within functions count, those for types
+alone do not. The picture is narrow, so that it can be read on a phone.
 """
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise, permutations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,7 +28,12 @@ DARK = ".paper{fill:#14181d}text{fill:#e6e8eb}.box{fill:#1d2a36;stroke:#56b4e9}.
 STYLE = f".arrow{{fill:none;stroke-opacity:.55}}{LIGHT}@media(prefers-color-scheme:dark){{{DARK}}}"
 """Colours, for light and dark pages."""
 
-WIDTH, BOX, HEIGHT, GAP, MARGIN, AWRY = 960, 108, 30, 44, 16, 60
+PLACES, STEP = 7, 48
+"""Where the middle of a box can be, and how far apart; boxes next to each other leave one place between them."""
+
+WIDTH, BOX, HEIGHT, GAP, MARGIN = STEP * (PLACES + 1) + 8, 78, 28, 34, 12
+
+Place = tuple[float, float]
 
 
 def read_graph(source: Path = SOURCE) -> dict[str, frozenset[str]]:
@@ -103,25 +110,75 @@ def arrows(graph: Graph) -> list[tuple[str, str]]:
     ]
 
 
+def packages(graph: Graph, source: Path = SOURCE) -> dict[str, frozenset[str]]:
+    """Those that are directories, and what they import of each other."""
+    kept = {name for name in graph if (source / name).is_dir()}
+    return {name: graph[name] & kept for name in graph if name in kept}
+
+
+def across(down: float) -> float:
+    """How far an arrow has come to the side where it has come this far down, as shares of its way."""
+    low, high = 0.0, 1.0
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        if middle * (1.5 - 1.5 * middle + middle**2) < down:
+            low = middle
+        else:
+            high = middle
+    return low**2 * (3 - 2 * low)
+
+
+def arrange(rows: Sequence[Sequence[str]], arrows: Sequence[tuple[str, str]]) -> dict[str, Place]:
+    """Upper middle of every box: row by row, where arrows keep clear of boxes, and are short."""
+    level = {name: k for k, row in enumerate(rows) for name in row}
+    top = {name: MARGIN + (len(rows) - 1 - k) * (HEIGHT + GAP) for name, k in level.items()}
+    column = {name: (PLACES - 1) // 2 + 2 * k - (len(row) - 1) for row in rows for k, name in enumerate(row)}
+    passings = []
+    for name, other in arrows:
+        start, end = top[name] + HEIGHT, top[other]
+        for between in rows[level[other] + 1 : level[name]]:
+            ways = [across((y - start) / (end - start)) for y in (top[between[0]], top[between[0]] + HEIGHT)]
+            passings += [(name, other, passed, way) for passed in between for way in ways]
+
+    def cost() -> float:
+        inside = (
+            BOX / 2 + 4 - STEP * abs(column[name] + way * (column[other] - column[name]) - column[passed])
+            for name, other, passed, way in passings
+        )
+        return WIDTH * sum(max(0, depth) for depth in inside) + sum(
+            (column[name] - column[other]) ** 2 for name, other in arrows
+        )
+
+    best, before = cost(), None
+    while best != before:
+        before = best
+        for row in rows:
+            kept = [column[name] for name in row]
+            for tried in permutations(range(PLACES), len(row)):
+                if all(b - a > 1 for a, b in pairwise(sorted(tried))):
+                    column.update(zip(row, tried, strict=True))
+                    if (found := cost()) < best:
+                        best, kept = found, list(tried)
+            column.update(zip(row, kept, strict=True))
+    return {name: (4 + STEP * (column[name] + 1), top[name]) for name in level}
+
+
 def draw(graph: Graph) -> str:
     """The picture as SVG."""
-    rows = levels(graph)
+    shown = packages(graph)
+    rows, drawn = levels(shown), arrows(shown)
     tall = 2 * MARGIN + len(rows) * HEIGHT + (len(rows) - 1) * GAP
-    place: dict[str, tuple[float, float]] = {}
-    for level, row in enumerate(rows):
-        room = (WIDTH - 2 * MARGIN) / len(row)
-        aside = AWRY * (level % 3 - 1)  # so that arrows pass by the boxes between their ends
-        for k, name in enumerate(row):
-            place[name] = MARGIN + aside + room * (k + 0.5), tall - MARGIN - HEIGHT - level * (HEIGHT + GAP)
+    place = arrange(rows, drawn)
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {tall}" font-family="sans-serif" font-size="13">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{tall}" viewBox="0 0 {WIDTH} {tall}" '
+        'font-family="sans-serif" font-size="13">',
         "<title>Packages of bayeslora; each stands above what it imports</title>",
         f"<style>{STYLE}</style>",
         f'<rect class="paper" width="{WIDTH}" height="{tall}"/>',
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path class="tip" d="M0 0 8 4 0 8z"/></marker></defs>',
     ]
-    for name, other in arrows(graph):
+    for name, other in drawn:
         (x1, y1), (x2, y2) = place[name], place[other]
         y1, middle = y1 + HEIGHT, (y1 + HEIGHT + y2) / 2
         lines.append(
@@ -131,7 +188,7 @@ def draw(graph: Graph) -> str:
     for name, (x, y) in place.items():
         lines.append(
             f'<rect x="{x - BOX / 2:.0f}" y="{y:.0f}" width="{BOX}" height="{HEIGHT}" rx="5" class="box"/>'
-            f'<text x="{x:.0f}" y="{y + 20:.0f}" text-anchor="middle">{name}</text>'
+            f'<text x="{x:.0f}" y="{y + 18.5:.1f}" text-anchor="middle">{name}</text>'
         )
     return "\n".join([*lines, "</svg>", ""])
 
