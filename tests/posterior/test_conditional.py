@@ -1,4 +1,4 @@
-"""The factor given its inducing matrix, against dense Gaussian algebra (methods card 13, properties 1 to 3)."""
+"""The factor given its inducing matrix, against dense Gaussian algebra (methods entry 13, properties 1 to 3)."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Bayesian-LoRA with a free mean: KL, draws and mean against dense Gaussians computed apart (methods card 13)."""
+"""Bayesian-LoRA with a free mean: KL, draws and mean against dense Gaussians computed apart (methods entry 13)."""
 
 import dataclasses
 

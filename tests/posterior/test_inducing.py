@@ -1,4 +1,4 @@
-"""Bayesian-LoRA's posterior as a whole: KLs, mean, gradients, counts and settings (methods card 13 and section 16)."""
+"""Bayesian-LoRA's posterior as a whole: KLs, mean, gradients, counts and settings (methods entry 13 and section 16)."""
 
 import dataclasses
 from contextlib import nullcontext
@@ -317,7 +317,7 @@ def test_scales_stay_within_their_bounds_and_can_return():
     assert (posterior.get_parameter("sd_logit_2x2").grad > 0).all()
 
 
-# Parameter counts (methods card, section 13.7) --------------------------------------------------------------------
+# Parameter counts (methods entry, section 13.7) --------------------------------------------------------------------
 
 
 def llama2_7b(*targets, rank):

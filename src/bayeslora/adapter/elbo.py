@@ -1,4 +1,4 @@
-"""The evidence lower bound of a step: likelihood, KL with its weight, and penalty (methods card 13, section 13.4)."""
+"""The evidence lower bound of a step: likelihood, KL with its weight, and penalty (methods entry 13, section 13.4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AdaLoRA: a point estimate whose rank is allocated by importance (methods card 12)."""
+"""AdaLoRA: a point estimate whose rank is allocated by importance (methods entry 12)."""
 
 from bayeslora.methods.base import PAPER, Method, Preset
 from bayeslora.posterior.adalora import AdaloraPosterior

@@ -1,4 +1,4 @@
-"""Bayesian-LoRA: inducing matrices, a flow and conditional noise, trained on the ELBO (methods card 13).
+"""Bayesian-LoRA: inducing matrices, a flow and conditional noise, trained on the ELBO (methods entry 13).
 
 The default has a free mean in place of one that passes through the inducing points, and four of them: see
 ``benchmarks/results/components``. ``inducing`` is the published form with settings of our own, ``paper`` that with the published

@@ -1,4 +1,4 @@
-"""BBB: independent Gaussians on both factors, trained by Bayes by Backprop (methods card 6)."""
+"""BBB: independent Gaussians on both factors, trained by Bayes by Backprop (methods entry 6)."""
 
 from bayeslora.methods.base import PAPER, Method, Preset
 from bayeslora.posterior.meanfield import MeanFieldPosterior

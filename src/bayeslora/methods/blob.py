@@ -1,4 +1,4 @@
-"""BLoB: a Gaussian on the factor A, a point on B, with its own optimisers (methods card 7)."""
+"""BLoB: a Gaussian on the factor A, a point on B, with its own optimisers (methods entry 7)."""
 
 from bayeslora.methods.base import PAPER, Method, Preset
 from bayeslora.posterior.blob import BlobPosterior

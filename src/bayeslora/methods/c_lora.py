@@ -1,4 +1,4 @@
-"""C-LoRA: a random core between the factors that depends on the input (methods card 10)."""
+"""C-LoRA: a random core between the factors that depends on the input (methods entry 10)."""
 
 from bayeslora.methods.base import PAPER, Method, Preset
 from bayeslora.posterior.contextual import ContextualPosterior

@@ -1,4 +1,4 @@
-"""Checkpoint ensemble: the last snapshots of one LoRA in training (methods card 3)."""
+"""Checkpoint ensemble: the last snapshots of one LoRA in training (methods entry 3)."""
 
 from bayeslora.methods.base import PAPER, Method, Preset
 from bayeslora.posterior.point import PointPosterior

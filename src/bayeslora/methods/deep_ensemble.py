@@ -1,4 +1,4 @@
-"""Deep ensemble: LoRAs trained from different seeds, whose probabilities are averaged (methods card 4)."""
+"""Deep ensemble: LoRAs trained from different seeds, whose probabilities are averaged (methods entry 4)."""
 
 from __future__ import annotations
 

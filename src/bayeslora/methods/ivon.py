@@ -1,4 +1,4 @@
-"""IVON-LoRA: a Gaussian on every entry of both factors, trained by natural-gradient steps (methods card 14)."""
+"""IVON-LoRA: a Gaussian on every entry of both factors, trained by natural-gradient steps (methods entry 14)."""
 
 from bayeslora.methods.base import Method, Preset
 from bayeslora.posterior.ivon import IvonPosterior

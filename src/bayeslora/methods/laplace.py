@@ -1,4 +1,4 @@
-"""LA: a Laplace approximation around a trained LoRA, predicted by the linearised model (methods card 9)."""
+"""LA: a Laplace approximation around a trained LoRA, predicted by the linearised model (methods entry 9)."""
 
 from __future__ import annotations
 

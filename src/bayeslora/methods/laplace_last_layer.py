@@ -1,4 +1,4 @@
-"""LLLA: a Laplace approximation of the last adapted layer only (methods card 9)."""
+"""LLLA: a Laplace approximation of the last adapted layer only (methods entry 9)."""
 
 from dataclasses import replace
 

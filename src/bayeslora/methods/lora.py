@@ -1,4 +1,4 @@
-"""LoRA: a point estimate, the baseline of every comparison (methods card 1)."""
+"""LoRA: a point estimate, the baseline of every comparison (methods entry 1)."""
 
 from bayeslora.methods.base import PAPER, Method, Preset
 from bayeslora.posterior.point import PointPosterior

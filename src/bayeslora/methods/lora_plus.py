@@ -1,4 +1,4 @@
-"""LoRA+: LoRA whose factor B learns faster than A (methods card 11)."""
+"""LoRA+: LoRA whose factor B learns faster than A (methods entry 11)."""
 
 from bayeslora.methods.base import PAPER, Method, Preset
 from bayeslora.posterior.point import PointPosterior

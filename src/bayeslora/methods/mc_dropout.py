@@ -1,4 +1,4 @@
-"""MC-dropout: LoRA with dropout on the adapter's input, kept on in prediction (methods card 2)."""
+"""MC-dropout: LoRA with dropout on the adapter's input, kept on in prediction (methods entry 2)."""
 
 from bayeslora.methods.base import PAPER, Method, Preset
 from bayeslora.posterior.dropout import DropoutPosterior

@@ -1,4 +1,4 @@
-"""SWAG-LoRA: the moments of one LoRA's last iterates, at a constant learning rate (methods card 15)."""
+"""SWAG-LoRA: the moments of one LoRA's last iterates, at a constant learning rate (methods entry 15)."""
 
 from bayeslora.methods.base import PAPER, Method, Preset
 from bayeslora.posterior.swag import SwagPosterior

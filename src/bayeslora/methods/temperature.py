@@ -1,4 +1,4 @@
-"""Temperature scaling: a LoRA whose probabilities are rescaled by one parameter (methods card 5)."""
+"""Temperature scaling: a LoRA whose probabilities are rescaled by one parameter (methods entry 5)."""
 
 from __future__ import annotations
 

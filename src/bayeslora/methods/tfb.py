@@ -1,4 +1,4 @@
-"""TFB: noise around a trained LoRA, as wide as its predictions tolerate (methods card 8)."""
+"""TFB: noise around a trained LoRA, as wide as its predictions tolerate (methods entry 8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BLoB: a mean-field Gaussian on the factor ``A``, a point on ``B`` (methods card 7)."""
+"""BLoB: a mean-field Gaussian on the factor ``A``, a point on ``B`` (methods entry 7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A factor given its inducing matrix: mean and exact noise (methods card 13, sections 13.1 and 13.3).
+"""A factor given its inducing matrix: mean and exact noise (methods entry 13, sections 13.1 and 13.3).
 
 With the projectors ``P`` and ``C`` of both sides (see :mod:`bayeslora.posterior.projection`) and a
 whitened inducing matrix ``V [m_r, m_c]``, the standardised factor ``X [o_F, i_F]`` has

@@ -1,4 +1,4 @@
-"""C-LoRA: a random core between the factors, whose distribution depends on the input (methods card 10)."""
+"""C-LoRA: a random core between the factors, whose distribution depends on the input (methods entry 10)."""
 
 from __future__ import annotations
 

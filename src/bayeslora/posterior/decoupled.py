@@ -1,4 +1,4 @@
-"""Bayesian-LoRA with a free mean: inducing matrices, a flow and conditional noise around it (methods card 13).
+"""Bayesian-LoRA with a free mean: inducing matrices, a flow and conditional noise around it (methods entry 13).
 
 Per adapted layer and random factor ``F`` of shape ``[o_F, i_F]``, with ``σ`` the scale of the prior and ``P`` orthonormal:
 

@@ -1,4 +1,4 @@
-"""MC-dropout: a LoRA with random dropout on its inputs, in prediction too (methods card 2)."""
+"""MC-dropout: a LoRA with random dropout on its inputs, in prediction too (methods entry 2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""K points: deep ensembles as a posterior (methods card 4)."""
+"""K points: deep ensembles as a posterior (methods entry 4)."""
 
 from __future__ import annotations
 

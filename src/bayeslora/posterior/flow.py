@@ -4,7 +4,7 @@ Every row of a matrix ``V0 [m_r, m_c]`` is one input of a masked network (MADE) 
 
     v_j = a_j(v0_<j) · v0_j + t_j(v0_<j),      log|det J| = Σ_rows Σ_j log a_j
 
-(methods card 13, section 13.2). Only the parallel direction exists, since the posterior evaluates
+(methods entry 13, section 13.2). Only the parallel direction exists, since the posterior evaluates
 nothing but its own samples. Shapes: ``M`` independent flows, ``x [M, rows, m_c]``.
 """
 

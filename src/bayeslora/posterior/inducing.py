@@ -1,4 +1,4 @@
-"""Bayesian-LoRA: inducing matrices, a flow and conditional noise for each factor (methods card 13).
+"""Bayesian-LoRA: inducing matrices, a flow and conditional noise for each factor (methods entry 13).
 
 Per adapted layer and factor ``F ∈ {A, B}`` of shape ``[o_F, i_F]``, with ``σ_F`` the scale of the prior:
 

@@ -38,7 +38,7 @@ class Inner(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class InputDropout(Inner):
-    """``A (z ⊙ x) / (1 − p)`` with ``z`` Bernoulli, drawn independently for every position (methods card 2)."""
+    """``A (z ⊙ x) / (1 − p)`` with ``z`` Bernoulli, drawn independently for every position (methods entry 2)."""
 
     p: float
 
@@ -49,7 +49,7 @@ class InputDropout(Inner):
 
 @dataclass(frozen=True, kw_only=True)
 class Flipout(Inner):
-    """``A x + v ⊙ (N (u ⊙ x))`` with one noise ``N [n, R, i]`` and random signs ``u``, ``v`` (methods card 7).
+    """``A x + v ⊙ (N (u ⊙ x))`` with one noise ``N [n, R, i]`` and random signs ``u``, ``v`` (methods entry 7).
 
     Different signs make the noise of different rows almost independent, at the cost of one draw.
 

@@ -1,4 +1,4 @@
-"""IVON-LoRA: independent Gaussians on both factors, with widths from the curvature (methods card 14)."""
+"""IVON-LoRA: independent Gaussians on both factors, with widths from the curvature (methods entry 14)."""
 
 from __future__ import annotations
 

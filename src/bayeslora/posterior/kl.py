@@ -54,7 +54,7 @@ class KL:
 
 
 def kl_weight(scaling: KLScaling, *, examples: int, batch_size: int, beta: float = 1.0, step: int = 0) -> float:
-    """Weight of the KL beside a *mean* log-likelihood (methods card 13, section 13.4).
+    """Weight of the KL beside a *mean* log-likelihood (methods entry 13, section 13.4).
 
     ``elbo`` is ``beta / N``, the bound per example. ``paper`` is ``0.2 / steps per epoch``, which
     equals ``0.2 b / N`` and so weighs the KL by ``0.2 b`` relative to the bound. ``blob`` is ``beta π_j`` with
@@ -90,7 +90,7 @@ def blob_cycle(examples: int, batch_size: int) -> int:
 
 
 def gaussian_kl(mean: Tensor, sd: Tensor, prior_sd: float) -> Tensor:
-    """``KL(N(mean, diag sd²) ‖ N(0, prior_sd² I))``, summed over every entry (methods cards 6 and 7)."""
+    """``KL(N(mean, diag sd²) ‖ N(0, prior_sd² I))``, summed over every entry (methods entries 6 and 7)."""
     return standard_normal_kl(mean / prior_sd, sd / prior_sd)
 
 

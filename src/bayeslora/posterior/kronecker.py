@@ -1,4 +1,4 @@
-"""Precisions ``Λ = S ⊗ C + τ I`` of matrices with one short and one long side, in closed form (methods card 9).
+"""Precisions ``Λ = S ⊗ C + τ I`` of matrices with one short and one long side, in closed form (methods entry 9).
 
 A matrix is ``[R, d]`` and flattened by rows. ``S [R, R]`` acts on its short side. ``C [d, d]`` acts on its long side and
 is of rank ``k``. With ``S = U diag(s) Uᵀ`` and ``C = Q diag(c) Qᵀ`` the products ``s_i c_j`` are the eigenvalues of

@@ -1,4 +1,4 @@
-"""Laplace approximation: a Gaussian around trained LoRA factors, with widths from the curvature (methods card 9)."""
+"""Laplace approximation: a Gaussian around trained LoRA factors, with widths from the curvature (methods entry 9)."""
 
 from __future__ import annotations
 

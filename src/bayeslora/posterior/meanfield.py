@@ -1,4 +1,4 @@
-"""BBB: independent Gaussians on every entry of both factors, trained by Bayes by Backprop (methods card 6)."""
+"""BBB: independent Gaussians on every entry of both factors, trained by Bayes by Backprop (methods entry 6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain LoRA as a posterior: all mass on one pair of factors per layer (methods card 1)."""
+"""Plain LoRA as a posterior: all mass on one pair of factors per layer (methods entry 1)."""
 
 from __future__ import annotations
 

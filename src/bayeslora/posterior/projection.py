@@ -1,4 +1,4 @@
-"""Projectors between a factor and its inducing matrix (methods card 13, section 13.1).
+"""Projectors between a factor and its inducing matrix (methods entry 13, section 13.1).
 
 One side of a factor (its rows or its columns) of width ``w`` has ``m`` inducing points ``Z [m, w]`` and
 a positive diagonal ``D [m]``. With ``K = Z Zᵀ + D² = 𝓛 𝓛ᵀ`` everything needed is one triangular solve,

@@ -1,4 +1,4 @@
-"""Mixtures over snapshots of a distribution, taken during its training (methods card 3)."""
+"""Mixtures over snapshots of a distribution, taken during its training (methods entry 3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SWAG-LoRA: a Gaussian with the moments of the last training iterates of one LoRA (methods card 15)."""
+"""SWAG-LoRA: a Gaussian with the moments of the last training iterates of one LoRA (methods entry 15)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TFB: a Gaussian around a trained LoRA, whose width is searched instead of trained (methods card 8)."""
+"""TFB: a Gaussian around a trained LoRA, whose width is searched instead of trained (methods entry 8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Curvature of the options' log-likelihood with respect to the LoRA factors, for a Laplace approximation (methods card 9).
+"""Curvature of the options' log-likelihood with respect to the LoRA factors, for a Laplace approximation (methods entry 9).
 
 The Fisher information of a linear map with inputs ``a`` and output gradients ``g`` is, by K-FAC, ``Σ g gᵀ ⊗ mean(a aᵀ)``.
 Sum and mean run over the same pairs of a question and a token. A layer ``y = W x + s B (A x)`` holds two such maps:

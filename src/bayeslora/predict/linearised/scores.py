@@ -1,4 +1,4 @@
-"""Predictions of a Laplace approximation by the model linearised in its weights (methods card 9).
+"""Predictions of a Laplace approximation by the model linearised in its weights (methods entry 9).
 
 Scores that are linear in Gaussian weights are Gaussian: ``f ~ N(f̂, J Λ⁻¹ Jᵀ)``, with ``f`` the log-probabilities of the
 options. ``J`` is computed without a loop over questions: every question is a block of the batch with its own factors.
