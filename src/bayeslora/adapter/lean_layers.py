@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -83,7 +84,17 @@ def lean_norm(module: nn.Module) -> Forward | None:
         weight = module.get_parameter("weight")
         return F.rms_norm(hidden_states, weight.shape, weight, epsilon)
 
+    if weight.is_meta:  # its values are those of any other weight
+        return None if lean_norm(_with_values(module)) is None else forward
     return forward if _same_norm(module, forward, weight) else None
+
+
+def _with_values(module: nn.Module) -> nn.Module:
+    """A copy of a module without data whose parameters are ones."""
+    copy = deepcopy(module).to_empty(device="cpu")
+    for parameter in copy.parameters():
+        nn.init.ones_(parameter)
+    return copy
 
 
 def _is_sharded(weight: Tensor) -> bool:

@@ -21,6 +21,7 @@ from transformers import masking_utils
 
 from bayeslora.adapter.base import ATTRIBUTE, find_any_holder
 from bayeslora.adapter.draw_expansion import Stack
+from bayeslora.adapter.lean_layers import lean_layers
 from bayeslora.methods import find_method
 from bayeslora.models.device import resolve_device, resolve_dtype
 from bayeslora.models.load import load_empty
@@ -158,7 +159,8 @@ def estimate(
     runner.config = replace(config, training=replace(config.training, cache_trunk=False))  # meta tensors hold no data
     with _lean_attention():
         runner.bind(model, None)
-        kept = _kept(model, runner, runner.largest_batch(config.training.micro_batch or size))
+        with lean_layers(model, place):
+            kept = _kept(model, runner, runner.largest_batch(config.training.micro_batch or size))
     forward = parameters - idle - (below if config.training.cache_trunk else 0)
     backward = (2 if config.training.gradient_checkpointing else 1) * (parameters - idle - below)
     flops = 2.0 * (forward + backward) * tokens
