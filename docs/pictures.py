@@ -34,7 +34,7 @@ RESULTS = HERE.parent / "benchmarks/results"
 sys.path.insert(0, str(HERE.parent / "examples"))
 sys.path.insert(0, str(HERE))
 from picture_style import BLUE, GREY, INK, STYLE, VERMILION, save  # noqa: E402
-from report_pictures import draw_comparison, draw_inducing_size, draw_tuning  # noqa: E402
+from report_pictures import draw_comparison, draw_growth, draw_inducing_size, draw_tuning  # noqa: E402
 from result_pictures import (  # noqa: E402
     NARROW,
     draw_confidence,
@@ -268,6 +268,7 @@ def main() -> None:
             "comparison": draw_comparison(
                 RESULTS / "table" / f"{name}.json" for name in ("arc-easy", "openbookqa", "cut")
             ),
+            "growth": draw_growth(RESULTS / "bench/qwen2.5-1.5b-growth.json"),
             "inducing-size": draw_inducing_size(RESULTS / "ablations/inducing-size.json"),
             "tuning": draw_tuning(RESULTS / "tune/arc-easy-tuned.json", RESULTS / "tune/arc-easy-trials.json"),
             "posterior": draw_posterior(line),

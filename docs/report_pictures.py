@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from picture_style import BLUE, GREY, INK, VERMILION
 from result_pictures import NARROW, read
 
@@ -148,3 +148,52 @@ def draw_tuning(search: Path, trials: Path) -> Figure:
         handles, names, loc="outside lower center", ncols=4, fontsize=SIZE, columnspacing=1.2, handletextpad=0.2
     )
     return figure
+
+
+GROWN = {
+    "layers": "layers",
+    "rank": "rank",
+    "rows": "rows of 128 tokens",
+    "draws": "draws of a prediction",
+    "components": "components",
+}
+CURVES = {
+    "bayesian-lora, train": ("Bayesian-LoRA, step", BLUE, "o-"),
+    "peft lora, train": ("LoRA, step", VERMILION, "^-"),
+    "bayesian-lora, predict": ("Bayesian-LoRA, prediction", BLUE, "o--"),
+    "peft lora, predict": ("LoRA, prediction", VERMILION, "^--"),
+}
+
+
+def draw_growth(record: Path) -> Figure:
+    """Milliseconds of steps and predictions against the sizes of ``bayeslora bench growth``, a panel for each."""
+    rows = read(record)["rows"]
+    figure = Figure(figsize=(NARROW, 6.6), layout="constrained")
+    panels = figure.subplots(3, 2)
+    for axes, (axis, title) in zip(panels.flat, GROWN.items(), strict=False):
+        values: list[int] = []
+        for who, (name, colour, style) in CURVES.items():
+            found = [row for row in rows if row["who"] == who and row["what"].startswith(f"growth {axis} ")]
+            values = [int(row["what"].split()[-1]) for row in found]
+            times = [1000 * row["figures"]["median"] for row in found]
+            axes.loglog(values, times, style, color=colour, markersize=3.5, linewidth=1.2, label=name)
+        axes.set_ylim(8, 450)
+        label_logarithmic(axes, values, title)
+    for axes in panels[:, 0]:
+        axes.set_ylabel("milliseconds", fontsize=SIZE)
+    panels[-1, -1].axis("off")
+    panels[-1, -1].legend(*panels[0, 0].get_legend_handles_labels(), loc="center", fontsize=SIZE)
+    return figure
+
+
+def label_logarithmic(axes: Axes, values: Iterable[int], x: str) -> None:
+    """Labels and a grid for a panel with logarithmic axes and these values."""
+    axes.set_xticks(list(values), list(map(str, values)))
+    axes.set_yticks([10, 30, 100, 300])
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, place: f"{value:g}"))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel(x, fontsize=SIZE)
+    axes.tick_params(labelsize=SIZE - 0.5)
+    axes.grid(color=GREY, alpha=0.25)
+    axes.set_axisbelow(True)
