@@ -33,6 +33,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parent / "benchmarks/results"
 sys.path.insert(0, str(HERE.parent / "examples"))
 sys.path.insert(0, str(HERE))
+from badges import draw_badges  # noqa: E402
 from picture_style import BLUE, GREY, INK, STYLE, VERMILION, save  # noqa: E402
 from report_pictures import draw_comparison, draw_growth, draw_inducing_size, draw_tuning  # noqa: E402
 from result_pictures import (  # noqa: E402
@@ -253,6 +254,7 @@ def draw_selective(moons: Moons) -> Figure:
 
 def main() -> None:
     """Draw all of them."""
+    draw_badges(HERE / "pictures")
     torch.set_num_threads(1)
     line, moons = learn_line(), learn_moons()
     with rc_context(STYLE):

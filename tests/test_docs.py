@@ -556,6 +556,13 @@ def test_pictures_are_small_and_shown() -> None:
         assert picture.stat().st_size < LIMIT, picture.name
 
 
+def test_badges_are_true(tmp_path: Path) -> None:
+    runpy.run_path(str(ROOT / "docs/badges.py"))["draw_badges"](tmp_path)
+    drawn = {it.name: it.read_text(encoding="utf-8") for it in tmp_path.iterdir()}
+    assert drawn == {it.name: it.read_text(encoding="utf-8") for it in (ROOT / "docs/pictures").glob("badge-*.svg")}
+    assert "3.11 or newer" in drawn["badge-python.svg"] and "Apache-2.0" in drawn["badge-licence.svg"]
+
+
 def test_reference_of_posteriors_is_complete() -> None:
     listed = re.findall(
         r"^\.\. (?:auto\w+|py:data):: (\w+)$",
