@@ -23,6 +23,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make that directory, once. A warning of ours is an error, which is not told to a process that only divides the work."""
     if _HOME not in os.environ:
         config.stash[_OWN] = os.environ[_HOME] = tempfile.mkdtemp(prefix="bayeslora-tests-")
+    os.environ["XDG_RUNTIME_DIR"] = os.environ[_HOME]  # servers are announced there, apart from those of the developer
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         config.addinivalue_line("filterwarnings", "error::bayeslora.posterior.JitterWarning")
 

@@ -20,14 +20,15 @@ from bayeslora.errors import InputError
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
     """Yield a temporary path that replaces ``path`` when the block ends without an exception.
 
     A process that dies inside leaves the old file unchanged and a ``.partial`` file, which the next attempt replaces.
+    ``mode`` has the permissions of the new file, of which the umask may take some away.
     """
     partial = path.with_name(f"{path.name}.partial")
     _remove(partial)
-    create(partial)
+    create(partial, mode)
     try:
         yield partial
         if partial.stat().st_size == 0:
@@ -40,10 +41,10 @@ def replacing(path: Path) -> Iterator[Path]:
     _flush(path.parent)
 
 
-def create(path: Path) -> None:
+def create(path: Path, mode: int = 0o666) -> None:
     """Create an empty file; fail if the path exists, even as a link."""
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
-    os.close(os.open(path, flags, 0o666))
+    os.close(os.open(path, flags, mode))
 
 
 @contextmanager
@@ -139,9 +140,9 @@ def tensor_failures(path: Path) -> Iterator[None]:
         raise OSError(f"{path}: cannot be written ({error})") from error
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, mode: int = 0o666) -> None:
     """Write a JSON file."""
-    with replacing(path) as partial:
+    with replacing(path, mode) as partial:
         partial.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
 
 

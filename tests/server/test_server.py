@@ -21,11 +21,11 @@ from bayeslora.predict.questions.predictions import read_predictions
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.trained import TrainedModel
 from bayeslora.server.app import create_app
+from bayeslora.server.bearer import read_token
 from bayeslora.server.connections import Connection
 from bayeslora.server.engine import Engine
 from bayeslora.server.evaluation import POINTS, coverage_curve
 from bayeslora.server.limits import Limits
-from bayeslora.server.run import read_token
 from server.live import ASKED, NAME, connect, held_up, live, settled, value_of, wait_for
 from train.tiny import bayeslora, read_json
 
@@ -212,7 +212,7 @@ def test_the_api_is_described_on_a_page(url: str) -> None:
     openapi = httpx.get(f"{url}/openapi.json").json()
     for path, methods in openapi["paths"].items():
         assert all(f"<code>{method.upper()} {path}</code>" in got.text for method in methods)
-    for name in ("ChoicesRequest", "ChatRequest", "CompletionRequest", "ChoicesReply"):
+    for name in ("ChoicesRequest", "ClassifyRequest", "ChatRequest", "CompletionRequest", "ChoicesReply"):
         for field in openapi["components"]["schemas"][name]["properties"]:
             assert f"<td><code>{field}</code></td>" in got.text
     assert "<td><code>choices[].confidence.alternatives[].share</code></td><td>number</td>" in got.text
@@ -229,6 +229,7 @@ def test_the_description_is_complete(url: str) -> None:
         "/v1/models",
         "/v1/evaluation",
         "/v1/choices",
+        "/v1/classify",
         "/v1/completions",
         "/v1/chat/completions",
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +16,20 @@ from bayeslora.cli.collector import collector_paused, spare_collector_at_exit
 from bayeslora.cli.common import OfDraws
 from bayeslora.cli.lazy_library import import_lazily
 from bayeslora.errors import InputError
+from bayeslora.number_checks import check_number
+from bayeslora.runs.config import check_samples
+from bayeslora.server.announcement import announced
+from bayeslora.server.resident import ask_resident, ensure_resident
 from bayeslora.train.errors import RunsFailed
 
 if TYPE_CHECKING:
     from bayeslora.predict.calibrate import Calibration
     from bayeslora.predict.generation.confidence import WrittenAnswer
     from bayeslora.runs.trained import TrainedModel
+    from bayeslora.tasks import Item
+
+NOT_OF_ANSWER = ("model", "draws", "level", "deterministic")
+"""Fields of a server's reply that a printed answer does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +56,9 @@ class Predict(OfDraws):
     """Ignore the calibration of the run."""
     force: bool = False
     """Replace an existing output."""
+    stay: float | None = None
+    """Keep the model in memory, in a server for you alone, until this many minutes after the last question: the next
+    predictions of this run take about a second. bayeslora serve DIR --stop ends it sooner."""
 
     def run(self) -> None:
         """Answer one question in words, or a file of them in JSON lines."""
@@ -57,11 +68,16 @@ class Predict(OfDraws):
             raise InputError("--output belongs to --input; give that, or leave it out: a single answer is printed")
         if self.input is not None and (self.choice or self.passage or self.bare):
             raise InputError("--choice, --passage and --bare belong to --question; with --input give them in the file")
+        if self.stay is not None:
+            if self.input is not None:
+                raise InputError(
+                    "--stay is for single questions; leave it out: --input loads the model once for all of them"
+                )
+            check_number("stay", self.stay, above=0)
         if self.input is not None:
             self._answer_file(self.input)
         else:
-            with _brief_process():
-                self._answer_one()
+            self._answer_one()
 
     @contextlib.contextmanager
     def _ready(self) -> Iterator[TrainedModel]:
@@ -71,31 +87,63 @@ class Predict(OfDraws):
             yield trained
 
     def _answer_one(self) -> None:
-        from bayeslora.tasks import make_item
-
-        asked = {}
+        """Answer by a model in memory if there is one, else by one that is loaded."""
         if self.text is not None:
             if self.choice or self.passage or self.bare:
                 raise InputError("--choice, --passage and --bare belong to --question; leave them out with --text")
-            with self._ready() as trained:
-                (answer,) = trained.classify([self.text], self.level)
-        else:
-            item = make_item(self.question or "", self.choice, self.passage, bare=self.bare)
-            asked = {"id": item.id}
-            with self._ready() as trained:
-                answer = trained.answers(trained.predict([item]), self.level)[0]
-        if self.json:
-            print(json.dumps({**asked, **asdict(answer)}, ensure_ascii=False))
+            self._show({}, self._asked_resident("/v1/classify", {"text": self.text}) or self._classified(self.text))
             return
-        for choice, probability in zip(answer.choices, answer.probabilities, strict=True):
+        from bayeslora.tasks import make_item
+
+        item = make_item(self.question or "", self.choice, self.passage, bare=self.bare)
+        body = {"question": self.question, "choices": self.choice, "passage": self.passage, "bare": self.bare}
+        self._show({"id": item.id}, self._asked_resident("/v1/choices", body) or self._predicted(item))
+
+    def _classified(self, text: str) -> dict[str, Any]:
+        with _brief_process(), self._ready() as trained:
+            return asdict(trained.classify([text], self.level)[0])
+
+    def _predicted(self, item: Item) -> dict[str, Any]:
+        with _brief_process(), self._ready() as trained:
+            return asdict(trained.answers(trained.predict([item]), self.level)[0])
+
+    def _asked_resident(self, path: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The answer of a server of this run that answers as this process would; ``None`` if there is none."""
+        if self.samples is not None:
+            check_samples(self.samples)
+        self.require_directory()
+        if self.stay is None and not any(announced()):
+            return None
+        wanted = self.served(raw=self.raw)
+        if self.stay is not None:
+            ensure_resident(wanted, self._words(), self.stay)
+        reply = ask_resident(wanted, self.samples, path, {**body, "level": self.level, "alone": True})
+        return None if reply is None else {name: it for name, it in reply.items() if name not in NOT_OF_ANSWER}
+
+    def _words(self) -> list[str]:
+        """Options of a server that answers as this process would."""
+        given = {"--device": self.device, "--draw-layers": self.draw_layers, "--model": self.model}
+        flags = {"--raw": self.raw, "--trust-remote-code": self.trust_remote_code}
+        return [
+            str(self.directory),
+            *(word for name, value in given.items() if value is not None for word in (name, value)),
+            *(name for name, wanted in flags.items() if wanted),
+        ]
+
+    def _show(self, asked: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+        """Print an answer, given as the fields of :class:`bayeslora.predict.questions.answers.Answer`."""
+        if self.json:
+            print(json.dumps({**asked, **answer}, ensure_ascii=False))
+            return
+        for choice, probability in zip(answer["choices"], answer["probabilities"], strict=True):
             print(f"{probability:6.1%}  {choice}")
-        sure = "not sure enough to answer" if answer.abstains else f"answer: {answer.answer}"
-        print(f"{sure} (uncertainty {answer.entropy:.2f} nats, of which {answer.epistemic:.2f} from the weights)")
-        if answer.distance is not None:
-            told = f"farther from the training questions than {answer.distance:.1%} of the validation questions"
-            print(f"{'unfamiliar' if answer.unfamiliar else 'familiar'} question ({told})")
-        if answer.prediction_set is not None:
-            held = ", ".join(answer.prediction_set) or "empty"
+        sure = "not sure enough to answer" if answer["abstains"] else f"answer: {answer['answer']}"
+        print(f"{sure} (uncertainty {answer['entropy']:.2f} nats, of which {answer['epistemic']:.2f} from the weights)")
+        if answer["distance"] is not None:
+            told = f"farther from the training questions than {answer['distance']:.1%} of the validation questions"
+            print(f"{'unfamiliar' if answer['unfamiliar'] else 'familiar'} question ({told})")
+        if answer["prediction_set"] is not None:
+            held = ", ".join(answer["prediction_set"]) or "empty"
             print(f"prediction set: {held} ({self.level:.0%} of such sets hold the answer)")
 
     def _answer_file(self, source: Path) -> None:

@@ -18,6 +18,7 @@ from bayeslora.progress import Reporter, reporter
 from bayeslora.runs.config import check_samples
 from bayeslora.runs.location import find_directory
 from bayeslora.runs.result import RunResult
+from bayeslora.server.announcement import Served
 
 if TYPE_CHECKING:
     from bayeslora.runs.trained import TrainedModel
@@ -120,6 +121,17 @@ class OfDraws(OfRun):
     """Weight draws whose probabilities are averaged; the run's own number by default, 0 for the posterior mean."""
     draw_layers: str | None = None
     """Layers in which draws differ: all, last:K or a fraction. The others are computed once for all draws, at the mean."""
+
+    def served(self, *, raw: bool) -> Served:
+        """What answers with these options depend on, in the present state of the run."""
+        return Served.of(
+            find_directory(self.directory),
+            self.model,
+            raw=raw,
+            draw_layers=self.draw_layers,
+            device=self.device,
+            trust_remote_code=self.trust_remote_code,
+        )
 
     @contextlib.contextmanager
     def loaded(self, *, raw: bool) -> Iterator[TrainedModel]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -13,7 +12,13 @@ from tyro.conf import OmitArgPrefixes
 
 from bayeslora.cli.common import OfDraws
 from bayeslora.errors import InputError
+from bayeslora.number_checks import check_number
+from bayeslora.runs.location import find_directory
+from bayeslora.server.announcement import Announcement
+from bayeslora.server.bearer import read_token
+from bayeslora.server.libraries import require_libraries
 from bayeslora.server.limits import Limits
+from bayeslora.server.resident import end_residents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +29,7 @@ class Serve(OfDraws):
     -d '{"question": "Which of these can fly?", "choices": ["a bat", "a trout"]}'
 
     A web page is at http://127.0.0.1:8000, and the base url for OpenAI's clients is http://127.0.0.1:8000/v1. Ctrl-C or SIGTERM
-    stops the server after the accepted requests are answered.
+    stops the server after the accepted requests are answered, and so does bayeslora serve DIR --stop.
     """
 
     host: str = "127.0.0.1"
@@ -39,21 +44,27 @@ class Serve(OfDraws):
     """Ignore the calibration of the run."""
     evaluation: Path | None = None
     """Directory written by evaluate --out after calibrate: its metrics replace the run's own, which predate calibrate."""
+    idle: float | None = None
+    """End the server after this many minutes without a question or text; by default it goes on."""
+    stop: bool = False
+    """End your servers of this run on this machine, also those of predict --stay, instead of starting one."""
     limits: OmitArgPrefixes[Limits] = field(default_factory=Limits)
 
     def run(self) -> None:
-        """Serve, with the url on stdout once the server is ready."""
+        """Serve, with the url on stdout once the server is ready; or end servers."""
+        if self.stop:
+            self._stop()
+            return
         self.require_directory()
-        if any(importlib.util.find_spec(name) is None for name in ("fastapi", "uvicorn", "prometheus_client")):
-            raise InputError(
-                "serving needs fastapi, uvicorn and prometheus-client; run: pip install 'fastapi>=0.132' uvicorn "
-                "prometheus-client"
-            )
+        if self.idle is not None:
+            check_number("idle", self.idle, above=0)
+        require_libraries()
         from bayeslora.server.hosts import Hosts, check_hosts, is_local
-        from bayeslora.server.run import bind, read_token, serve, url_of
+        from bayeslora.server.run import bind, serve, url_of
 
         check_hosts(self.allowed_hosts)
         token = read_token(self.token_file)
+        served = self.served(raw=self.raw)  # before it is loaded: the run may change meanwhile
         listening = bind(self.host, self.port)
         if token is None and not is_local(self.host):
             print(
@@ -66,15 +77,43 @@ class Serve(OfDraws):
                     f"samples is {trained.samples} and max-samples {self.limits.max_samples}; raise that, or give --samples"
                 )
             url = url_of(listening)
+            announcement = Announcement(
+                served=served,
+                place=str(trained.model.device),
+                samples=trained.config.prediction.samples,
+                host=listening.getsockname()[0],
+                port=listening.getsockname()[1],
+                token=token,
+            )
 
             def ready() -> None:
+                _announce(announcement)
                 told = {"url": url, "model": trained.directory.path.resolve().name}
                 print(json.dumps(told) if self.json else f"serving {told['model']} at {url}", flush=True)
 
             hosts = Hosts.of(self.host, self.allowed_hosts)
-            ended = serve(trained, listening, self.limits, token, self.evaluation, hosts, ready)
+            idle = None if self.idle is None else 60 * self.idle
+            try:
+                ended = serve(trained, listening, self.limits, token, self.evaluation, hosts, ready, announcement, idle)
+            finally:
+                announcement.remove()
         if not ended:
             _leave()
+
+    def _stop(self) -> None:
+        urls = end_residents(find_directory(self.directory))
+        if self.json:
+            print(json.dumps({"ended": urls}))
+        else:
+            print("\n".join(f"ended the server at {url}" for url in urls) or "no server of this run was found")
+
+
+def _announce(announcement: Announcement) -> None:
+    """Tell the user's other commands of the server. It works without that, too."""
+    try:
+        announcement.write()
+    except (InputError, OSError) as error:
+        print(f"bayeslora: warning: bayeslora predict will not find this server: {error}", file=sys.stderr)
 
 
 def _leave() -> None:

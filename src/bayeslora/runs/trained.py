@@ -196,11 +196,14 @@ class TrainedModel:
 
     def classify(self, texts: Sequence[str], level: float = 0.9) -> Results[Answer]:
         """Labels of texts, for a run that was trained to classify."""
+        return self.answers(self.predict(self.labelled(texts)), level)
+
+    def labelled(self, texts: Sequence[str]) -> list[Item]:
+        """Texts to classify, as questions whose options are the labels of the run."""
         labels = None if self.result is None else self.result.labels
         if labels is None:
             raise InputError("this run was not trained to classify texts; use ask, with the choices of a question")
-        items = [labelled_item(str(number), normalise(text), labels) for number, text in enumerate(texts)]
-        return self.answers(self.predict(items), level)
+        return [labelled_item(str(number), normalise(text), labels) for number, text in enumerate(texts)]
 
     def evaluate(self, task: str | None = None, split: str = "test", data_dir: Path | None = None) -> Predictions:
         """Predictions on a split of a task with answers, by default the one it was trained on."""

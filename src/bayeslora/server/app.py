@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,20 +20,33 @@ from pydantic import BaseModel
 
 import bayeslora
 from bayeslora.predict.generation import Prompt, Writing
+from bayeslora.server.announcement import Announcement
+from bayeslora.server.client import PROOF
 from bayeslora.server.dispatcher import Dispatcher
 from bayeslora.server.engine import Engine, Question, Text, Written
 from bayeslora.server.errors import Failure, as_failure, described, error_body, install_handlers
 from bayeslora.server.evaluation import evaluate_run
 from bayeslora.server.hosts import Hosts, KnowHost
+from bayeslora.server.idle import Idle
 from bayeslora.server.limits import LOOKS, SEEDS
 from bayeslora.server.metrics import CONTENT_TYPE, Metrics
-from bayeslora.server.middleware import Guard, LimitBody, LimitWork, Measure, RequireToken
+from bayeslora.server.middleware import Guard, LimitBody, LimitWork, Measure, NoteWork, RequireToken
 from bayeslora.server.openai_schemas import ChatCompletion, ChatRequest, Completion, CompletionRequest, TextRequest
 from bayeslora.server.replies import ChatReply, CompletionReply, Reply
-from bayeslora.server.schemas import ChoicesReply, ChoicesRequest, Evaluation, Health, Model, ModelList
+from bayeslora.server.schemas import (
+    AnswerRequest,
+    ChoicesReply,
+    ChoicesRequest,
+    ClassifyRequest,
+    Evaluation,
+    Health,
+    Model,
+    ModelList,
+    Proof,
+)
 from bayeslora.server.web import DOCS, page_routes
 from bayeslora.server.worker import ModelWorker
-from bayeslora.tasks import make_item
+from bayeslora.tasks import Item, make_item
 
 log = logging.getLogger("bayeslora.server")
 
@@ -47,7 +60,12 @@ COMPLETION_TOKENS = 16
 
 
 def create_app(
-    engine: Engine, name: str, token: str | None = None, evaluation: Path | None = None, hosts: Hosts | None = None
+    engine: Engine,
+    name: str,
+    token: str | None = None,
+    evaluation: Path | None = None,
+    hosts: Hosts | None = None,
+    announcement: Announcement | None = None,
 ) -> FastAPI:
     """Create the ASGI application; its lifespan starts and stops the worker.
 
@@ -57,10 +75,13 @@ def create_app(
         token: bearer token that requests must send, if any.
         evaluation: directory written by ``bayeslora evaluate --out``; its metrics replace the run's own.
         hosts: accepted ``Host`` headers; by default local ones only.
+        announcement: of which the server gives proof, if it is announced.
     """
     limits = engine.limits
     told = evaluate_run(engine.trained, name, limits.max_samples, evaluation)
     server = _Endpoints(engine, name, told, wants_token=token is not None)
+    if announcement is not None:
+        server.router.add_api_route(PROOF, _prover(announcement), include_in_schema=False)
     metrics = Metrics(
         sorted({route.path for route in server.router.routes if hasattr(route, "path")} | {"/", "/openapi.json", DOCS})
     )
@@ -86,7 +107,8 @@ def create_app(
     install_handlers(app)
     app.include_router(server.router)
     app.include_router(page_routes(app.openapi))
-    app.state.worker = worker
+    app.state.worker, app.state.idle = worker, Idle()
+    app.add_middleware(NoteWork, idle=app.state.idle)
     app.add_middleware(LimitWork, most=limits.connections - LOOKS)
     app.add_middleware(LimitBody, most=limits.max_body, seconds=limits.timeout)
     if token is not None:
@@ -97,10 +119,19 @@ def create_app(
     return app
 
 
+def _prover(announcement: Announcement) -> Callable[[str], Awaitable[Proof]]:
+    async def prove(challenge: str) -> Proof:
+        """Prove that this server has written its announcement."""
+        return Proof(proof=announcement.proof(challenge))
+
+    return prove
+
+
 class _Endpoints:
     def __init__(self, engine: Engine, name: str, evaluation: Evaluation, *, wants_token: bool) -> None:
         self.name = name
         self.limits = engine.limits
+        self.trained = engine.trained
         self.samples = engine.trained.samples
         self.calibration = engine.trained.calibration
         self.dispatcher: Dispatcher
@@ -124,6 +155,7 @@ class _Endpoints:
         router.add_api_route("/v1/models", self.models, **look)
         router.add_api_route("/v1/evaluation", self.evaluated, **look)
         router.add_api_route("/v1/choices", self.choices, responses=WORK_ERRORS, **work)
+        router.add_api_route("/v1/classify", self.classify, responses=WORK_ERRORS, **work)
         streamed = WORK_ERRORS | STREAM
         router.add_api_route("/v1/completions", self.complete, response_model=Completion, responses=streamed, **work)
         router.add_api_route(
@@ -154,26 +186,36 @@ class _Endpoints:
         self._require_model(body.model)
         self.limits.require_readable([body.question, *body.choices, body.passage])
         item = make_item(body.question, body.choices, body.passage, bare=body.bare)
-        question = Question(item, self._samples(body.samples), body.level, body.deterministic)
+        return await self._answer(request, item, body)
+
+    async def classify(self, request: Request, body: ClassifyRequest) -> ChoicesReply:
+        """Probabilities over the labels of a text, for runs that were trained on texts with labels."""
+        self._require_model(body.model)
+        self.limits.require_readable([body.text])
+        (item,) = self.trained.labelled([body.text])
+        return await self._answer(request, item, body)
+
+    async def _answer(self, request: Request, item: Item, body: AnswerRequest) -> ChoicesReply:
+        question = Question(item, self._samples(body.samples), body.level, body.deterministic, body.alone)
         answered = await self.dispatcher.ask(request, question)
         answer = answered.answer
         return ChoicesReply(
             model=self.name,
             answer=answer.answer,
-            abstains=answer.abstains,
             confidence=answer.confidence,
             choices=list(answer.choices),
             probabilities=list(answer.probabilities),
-            draws=answered.draws,
             entropy=answer.entropy,
             aleatoric=answer.aleatoric,
             epistemic=answer.epistemic,
+            abstains=answer.abstains,
             agreement=answer.agreement,
             semantic_entropy=answer.semantic_entropy,
+            prediction_set=None if answer.prediction_set is None else list(answer.prediction_set),
             distance=answer.distance,
             unfamiliar=answer.unfamiliar,
+            draws=answered.draws,
             level=body.level,
-            prediction_set=None if answer.prediction_set is None else list(answer.prediction_set),
             deterministic=answered.deterministic,
         )
 

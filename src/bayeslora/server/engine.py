@@ -29,12 +29,13 @@ from bayeslora.tasks import EncodedItem, Item
 
 @dataclass(frozen=True)
 class Question:
-    """A question to answer, with fields of :class:`bayeslora.server.schemas.ChoicesRequest`."""
+    """A question to answer, with fields of :class:`bayeslora.server.schemas.AnswerRequest`."""
 
     item: Item
     samples: int
     level: float = 0.9
     deterministic: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,19 @@ import asyncio
 import hmac
 import logging
 import time
+from contextlib import nullcontext
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from bayeslora.server.client import PROOF
 from bayeslora.server.errors import GONE, Failure, busy, error_reply
+from bayeslora.server.idle import Idle
 from bayeslora.server.metrics import Metrics
 from bayeslora.server.web import DOCS, FILES
 
 log = logging.getLogger("bayeslora.server")
 
-OPEN_PATHS = {"/healthz", "/openapi.json", DOCS, *FILES}
+OPEN_PATHS = {"/healthz", "/openapi.json", PROOF, DOCS, *FILES}
 """Paths that need no token."""
 
 
@@ -110,6 +113,19 @@ class LimitWork:
             await self._app(scope, receive, send)
         finally:
             self._inside -= 1
+
+
+class NoteWork:
+    """Notes when the model is asked something, for servers that end when it is not."""
+
+    def __init__(self, app: ASGIApp, idle: Idle) -> None:
+        self._app, self._idle = app, idle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        asked = scope["type"] == "http" and scope["method"] == "POST"
+        with self._idle.interrupted() if asked else nullcontext():
+            await self._app(scope, receive, send)
 
 
 class LimitBody:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bayeslora.errors import InputError
 from bayeslora.runs.trained import TrainedModel
+from bayeslora.server.announcement import Announcement
 from bayeslora.server.app import create_app
 from bayeslora.server.descriptors import room_for
 from bayeslora.server.engine import Engine
@@ -20,21 +21,6 @@ from bayeslora.server.limits import Limits
 from bayeslora.server.server import BACKLOG, Server
 from bayeslora.server.trial import require_sound
 from bayeslora.server.worker import ModelWorker
-
-TOKEN_VARIABLE = "BAYESLORA_TOKEN"
-
-
-def read_token(file: Path | None) -> str | None:
-    """The bearer token from the file, if given, or from the environment; ``None`` if there is none."""
-    if file is None:
-        return os.environ.get(TOKEN_VARIABLE, "").strip() or None
-    try:
-        token = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: the token cannot be read ({error}); give a text file with the token") from error
-    if not token:
-        raise InputError(f"{file}: is empty; write a token to it, or omit --token-file")
-    return token
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -74,8 +60,10 @@ def serve(
     evaluation: Path | None,
     hosts: Hosts,
     ready: Callable[[], None],
+    announcement: Announcement | None = None,
+    idle: float | None = None,
 ) -> bool:
-    """Serve until SIGTERM or SIGINT, then drain accepted requests; returns whether the worker's thread has ended.
+    """Serve until SIGTERM, SIGINT or the end of ``idle``, then drain accepted requests.
 
     Args:
         trained: the run.
@@ -85,11 +73,17 @@ def serve(
         evaluation: directory written by ``bayeslora evaluate --out``; its metrics replace the run's own.
         hosts: accepted ``Host`` headers.
         ready: called when the server accepts requests.
+        announcement: of which the server gives proof, if it is announced.
+        idle: seconds without a question or text after which the server ends.
+
+    Returns:
+        whether the worker's thread has ended.
     """
     require_sound(trained)
     limits = replace(limits, connections=room_for(limits.connections))
-    app = create_app(Engine(trained, limits), trained.directory.path.resolve().name, token, evaluation, hosts)
-    server = Server(app, limits, ready)
+    name = trained.directory.path.resolve().name
+    app = create_app(Engine(trained, limits), name, token, evaluation, hosts, announcement)
+    server = Server(app, limits, ready, idle)
 
     def told(*_: object) -> None:
         """Handle signals before uvicorn does, and those that uvicorn raises again after shutdown."""

@@ -1,4 +1,4 @@
-"""Request and response schemas of ``/v1/choices`` and the GET endpoints."""
+"""Request and response schemas of ``/v1/choices``, ``/v1/classify`` and the GET endpoints."""
 
 from __future__ import annotations
 
@@ -41,7 +41,29 @@ class ErrorReply(BaseModel):
     error: ErrorDetail
 
 
-class ChoicesRequest(Asked):
+class AnswerRequest(Asked):
+    """How to answer."""
+
+    level: float = Field(
+        default=0.9, gt=0, lt=1, description="Target coverage of the prediction set, if the run is calibrated."
+    )
+    samples: Samples
+    deterministic: bool = Field(default=False, description="Also return the probabilities of the posterior mean.")
+    alone: bool = Field(
+        default=False,
+        description="Do not compute it in a batch with other requests: the last digits are then those of a model that "
+        "is asked nothing else.",
+    )
+    model: str | None = Field(default=None, description="Model name, as listed by /v1/models.")
+
+
+class ClassifyRequest(AnswerRequest):
+    """A text to classify."""
+
+    text: SomeText = Field(description="The text.", examples=["The pool is closed."])
+
+
+class ChoicesRequest(AnswerRequest):
     """A multiple-choice question."""
 
     question: SomeText = Field(description="The question.", examples=["Which of these can fly?"])
@@ -49,30 +71,23 @@ class ChoicesRequest(Asked):
         min_length=2, max_length=CHOICES, description="The answer options.", examples=[["a bat", "a trout"]]
     )
     passage: Text = Field(default="", description="Context passage for the question.")
-    level: float = Field(
-        default=0.9, gt=0, lt=1, description="Target coverage of the prediction set, if the run is calibrated."
-    )
-    samples: Samples
     bare: bool = Field(
         default=False, description="Use the question without a template, for runs trained that way (e.g. on urns)."
     )
-    deterministic: bool = Field(default=False, description="Also return the probabilities of the posterior mean.")
-    model: str | None = Field(default=None, description="Model name, as listed by /v1/models.")
 
 
 class ChoicesReply(BaseModel):
-    """The answer with its probabilities and uncertainty. Entropies are in nats."""
+    """The answer with its probabilities and uncertainty. Entropies are in nats.
+
+    Fields that :class:`bayeslora.predict.questions.answers.Answer` has, too, are in the same order.
+    """
 
     model: str
     answer: str | None = Field(description="The chosen option; null if the model abstains.")
-    abstains: bool = Field(description="Whether the confidence is below the calibrated threshold.")
     confidence: float = Field(description="Probability of the most probable choice.")
     choices: list[str]
     probabilities: list[float] = Field(
         description="Probabilities of the choices, averaged over the samples, at the calibrated temperature."
-    )
-    draws: list[list[float]] = Field(
-        description="Probabilities of the choices for each posterior sample, before temperature scaling."
     )
     entropy: float = Field(description="Total uncertainty: entropy of the averaged probabilities.")
     aleatoric: float = Field(description="Aleatoric part of the entropy: mean entropy of the samples.")
@@ -80,8 +95,12 @@ class ChoicesReply(BaseModel):
         description="Epistemic part of the entropy: disagreement between the samples. A low value does not imply "
         "a correct answer."
     )
+    abstains: bool = Field(description="Whether the confidence is below the calibrated threshold.")
     agreement: float = Field(description="Share of the samples that choose the same option by themselves.")
     semantic_entropy: float = Field(description="Entropy over the options that the samples choose, in nats.")
+    prediction_set: list[str] | None = Field(
+        description="Choices that contain the correct one with probability `level`; null if the run is not calibrated."
+    )
     distance: float | None = Field(
         description="Share of the validation questions that are nearer to the training questions than this one; null if "
         "the run has not measured it."
@@ -89,10 +108,10 @@ class ChoicesReply(BaseModel):
     unfamiliar: bool | None = Field(
         description="Whether the question is unlike the training questions; null if unknown."
     )
-    level: float
-    prediction_set: list[str] | None = Field(
-        description="Choices that contain the correct one with probability `level`; null if the run is not calibrated."
+    draws: list[list[float]] = Field(
+        description="Probabilities of the choices for each posterior sample, before temperature scaling."
     )
+    level: float
     deterministic: list[float] | None = Field(description="Probabilities of the posterior mean; null unless requested.")
 
 
@@ -110,6 +129,12 @@ class ModelList(BaseModel):
 
     object: str = "list"
     data: list[Model]
+
+
+class Proof(BaseModel):
+    """Proof of a server that it has written its announcement."""
+
+    proof: str
 
 
 class Health(BaseModel):

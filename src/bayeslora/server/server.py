@@ -15,6 +15,7 @@ from fastapi import FastAPI
 
 from bayeslora.server.connections import Connection, Door
 from bayeslora.server.descriptors import ACCEPTED
+from bayeslora.server.idle import Idle
 from bayeslora.server.limits import Limits
 from bayeslora.server.worker import ModelWorker
 
@@ -34,11 +35,13 @@ class Server(uvicorn.Server):
         app: from :func:`bayeslora.server.app.create_app`.
         limits: number of connections, timeouts and grace period.
         ready: called when the server accepts requests.
+        idle: seconds without a question or text after which it ends in the same way.
     """
 
-    def __init__(self, app: FastAPI, limits: Limits, ready: Callable[[], None]) -> None:
+    def __init__(self, app: FastAPI, limits: Limits, ready: Callable[[], None], idle: float | None = None) -> None:
         super().__init__(_config(app, limits))
         self._worker: ModelWorker = app.state.worker
+        self._app, self._idle = app, idle
         self._grace = limits.grace
         self._ready = ready
 
@@ -49,6 +52,12 @@ class Server(uvicorn.Server):
             listening.listen(BACKLOG)
         if self.started:
             self._ready()
+            if self._idle is not None:
+                self._ending = asyncio.create_task(self._end_when_idle(self._app.state.idle, self._idle))
+
+    async def _end_when_idle(self, idle: Idle, seconds: float) -> None:
+        await idle.reach(seconds)
+        self.should_exit = True
 
     async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
         """Accept nothing more, drain accepted requests, and cancel the rest when the grace period is over."""

@@ -275,7 +275,8 @@ class ModelWorker:
             job.succeed(result)
 
     def _kind_of_question(self, job: QuestionJob) -> Hashable:
-        return job.request.samples if self._engine.batches else id(job)
+        together = self._engine.batches and not job.request.alone
+        return job.request.samples if together else id(job)
 
     def _kind_of_text(self, job: TextJob) -> Hashable:
         text = job.request
