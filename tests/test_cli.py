@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
@@ -55,6 +56,26 @@ def test_help_imports_nothing_heavy() -> None:
 def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert _main(verb, "--help") == 0
     assert f"usage: bayeslora {verb}" in capsys.readouterr().out
+
+
+def test_help_is_plain_and_leaves_no_trace(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole sentences, without the line breaks of the source; kinds and defaults without None."""
+    monkeypatch.setenv("COLUMNS", "100")
+    before = {verb: get_type_hints(verb, include_extras=True) for verb in cli.VERBS.values()}
+    for verb in cli.VERBS:
+        assert _main(verb, "--help") == 0
+        shown = capsys.readouterr().out
+        assert "None}" not in shown and "default: None" not in shown and "(default: )" not in shown
+    assert before == {verb: get_type_hints(verb, include_extras=True) for verb in cli.VERBS.values()}
+    assert _main("train", "--help") == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert (
+        "--max-train INT Use only this many training questions (blocks of text, problems), chosen at random, the"
+        in shown
+    )
+    assert "--bits {4,8}" in shown and "--milestones [INT [INT ...]]" in shown and "(default: 0.0007)" in shown
+    assert _main("train", "--epochs", "x", "--model", "m", "--task", "t", "--out", "o") == 2
+    assert "--epochs: 'x' is not INT" in capsys.readouterr().err
 
 
 def test_no_argument_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:

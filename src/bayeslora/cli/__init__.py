@@ -24,6 +24,7 @@ from bayeslora.cli.ask import Generate, Predict
 from bayeslora.cli.cascade import Cascade
 from bayeslora.cli.common import Verb
 from bayeslora.cli.export import Convert, Export, Merge, Push
+from bayeslora.cli.help_texts import plain_help
 from bayeslora.cli.lists import Methods, Models, Tasks
 from bayeslora.cli.measure import Bench
 from bayeslora.cli.parsing import one_line
@@ -166,12 +167,18 @@ def _complain(error: object, code: int) -> int:
     return code
 
 
+def _shown_plainly(arguments: Sequence[str]) -> contextlib.AbstractContextManager[None]:
+    """A block in which the help is plain, if that of a verb is asked for."""
+    asked = arguments[:1] and arguments[0] in VERBS and not {"-h", "--help"}.isdisjoint(arguments)
+    return plain_help(VERBS[arguments[0]]) if asked else contextlib.nullcontext()
+
+
 def parse(arguments: Sequence[str]) -> Verb:
     """Parse a verb with its options. tyro reports mistakes in a box, which is reduced to one line here."""
     complaint = io.StringIO()
     defaults = defaults_of_train(arguments[1:]) if arguments[:1] == ["train"] else None
     try:
-        with contextlib.redirect_stderr(complaint):
+        with contextlib.redirect_stderr(complaint), _shown_plainly(arguments):
             if defaults is not None:
                 about = inspect.getdoc(Train)
                 given = tyro.cli(Train, prog="bayeslora train", description=about, default=defaults, args=arguments[1:])

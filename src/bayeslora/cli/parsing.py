@@ -10,11 +10,21 @@ import re
 
 _TYRO_WORDS = {
     r"Error parsing __tyro-dummy-inner__\S*: ": "",
-    r"no type matching \{None\}\|(.+?) could be instantiated from (\[.*?\])\. Got errors: .*?;": r"\2 is not \1 ;",
+    r"Error parsing (-\S+): ": r"\1: ",
+    r"no type matching \{None\}\|(.+?) could be instantiated from \[(.*?)\]\. Got errors: .*?;": r"\2 is not \1 ;",
+    r"is not \{?\[(\w+) \[\w+ \.\.\.\]\]\}?": r"is not \1",
     r"invalid literal for int\(\) with base 10: ('.*?')": r"\1 is not INT",
     r"could not convert string to float: ('.*?')": r"\1 is not FLOAT",
+    r" ?; Argument helptext: .*(?=; For full helptext)": "",
+    r"invalid choice (.+?) for argument '(-\S+)'\. Expected one of \((.*?)\) ?\.": r"\2: \1 is not one of \3",
+    r"Missing value for argument '(-\S+)'\. Expected 1 values\.": r"\1 needs a value",
+    r"Missing from bayeslora( \w+)?: ": "missing: ",
+    r" \(required\)": "",
+    r"Unrecognized options: ": "unknown: ",
+    r"(is not one of .*?)'None', ": r"\1",
+    r"For full helptext, (?:see|run:?) ": "see ",
 }
-"""Replacements for phrases in tyro's messages that name its internals or those of Python."""
+"""Replacements for phrases in tyro's messages that name its internals or those of Python, or say more than what is wrong."""
 
 
 def one_line(box: str) -> str:
