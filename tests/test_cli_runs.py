@@ -426,10 +426,12 @@ def test_progress_goes_to_stderr_and_metrics_to_stdout(tmp_path: Path, capsys: p
     assert bayeslora(*(word for word in options(tmp_path) if word != "--quiet")) == 0
     out, err = capsys.readouterr()
     metrics = read_json(tmp_path / "result.json")["metrics"]
-    shown = {line.split()[0]: line.split()[1] for line in out.splitlines()[:-1]}
-    assert shown == {name: f"{value:.4f}" for name, value in metrics.items()}
+    *table, said, place = out.splitlines()
+    assert {line.split()[0]: line.split()[1] for line in table} == {name: f"{it:.4f}" for name, it in metrics.items()}
+    sure, right = (f"{metrics[name]:.0%}" for name in ("confidence", "acc"))
+    assert said == f"It says it is {sure} sure on average, and is right in {right} of the answers."
     assert "training: 0 %" in err and "training: 100 %" in err and "epoch 2/2: train nll" in err
-    assert str(tmp_path) in out.splitlines()[-1]
+    assert str(tmp_path) in place
 
 
 def test_methods(capsys: pytest.CaptureFixture[str]) -> None:

@@ -165,13 +165,18 @@ def print_rows(rows: Sequence[Mapping[str, Any]], line: str, *, as_json: bool) -
 
 
 def print_result(result: RunResult) -> None:
-    """Print one line per metric with its 95 % interval if there is one, and the calibrated value if there is one."""
+    """Print one line per metric with its 95 % interval if there is one, and the calibrated value if there is one; then how sure
+    the model says it is, in words."""
     shown: list[Mapping[str, Any]] = [result] if result.calibrated is None else [result, result.calibrated]
     if result.calibrated is not None:
         print(f"{'':17}  {'as trained':{_WIDTH}}  calibrated")
     for name in result.metrics:
         cells = [_cell(part["metrics"][name], part["intervals"].get(name)) for part in shown]
         print(f"{name:17}  " + "  ".join(f"{cell:{_WIDTH}}" for cell in cells).rstrip())
+    if {"acc", "confidence"} <= shown[-1]["metrics"].keys():
+        from bayeslora.report.wording import in_words
+
+        print(in_words(shown[-1]["metrics"]))
     if result.shift is not None:
         told = ", ".join(f"{score} {value:.4f}" for score, value in result.shift.items())
         print(f"AUROC of telling these questions from the run's own: {told}")
