@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from bayeslora.layer_ranges import upper_layers
 
 _LAYER = re.compile(r"^(?P<list>.+?)\.(?P<index>\d+)\.")
 
@@ -40,6 +42,11 @@ class Stack:
         match = _LAYER.match(name)
         return int(match["index"]) if match else len(self.layers)
 
+    def below(self, layers: str, names: Iterable[str]) -> set[str]:
+        """Those of the named modules that are below the upper ``layers``: all, ``last:K`` or a fraction."""
+        cut = len(self.layers) - upper_layers(layers, len(self.layers), "draw_layers")
+        return {name for name in names if self.index(name) < cut}
+
 
 @dataclass
 class DrawExpansion:
@@ -57,6 +64,14 @@ class DrawExpansion:
     n: int
     _rows: int = 0
     _repeated: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @classmethod
+    def before(cls, root: nn.Module, differing: Sequence[str], n: int) -> DrawExpansion:
+        """Repeats before the first of the modules in which draws differ: a layer, the output head, or else the model itself."""
+        stack = Stack.find(root, differing)
+        if stack is not None:
+            return cls(tuple(stack.layers)[min(map(stack.index, differing)) :], n)
+        return cls((root.get_submodule(differing[0]) if len(differing) == 1 else root,), n)
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward pre-hook of the modules."""

@@ -29,7 +29,6 @@ from bayeslora.adapter.sound import require_floats
 from bayeslora.adapter.tuner_module import TunerModule
 from bayeslora.adapter.version_counters import watch
 from bayeslora.errors import InputError
-from bayeslora.layer_ranges import upper_layers
 from bayeslora.posterior import KL, Factors, LayerFactors, Posterior
 from bayeslora.posterior.capture import Capture
 from bayeslora.posterior.inner import Inner
@@ -360,8 +359,7 @@ class PosteriorHolder(TunerModule, Holder):
             raise InputError(
                 f"draw_layers is {layers!r}, but the adapted modules are not in one list of layers; use 'all'"
             )
-        cut = len(stack.layers) - upper_layers(layers, len(stack.layers), "draw_layers")
-        below = {layer for layer in drawn.layers if stack.index(layer) < cut}
+        below = stack.below(layers, drawn.layers)
         with torch.no_grad():
             mean = self._mean(name)
         if mean.inners:
@@ -375,20 +373,15 @@ class PosteriorHolder(TunerModule, Holder):
         )
 
     def _make_expansion(self, root: nn.Module, held: list[Draws]) -> DrawExpansion | None:
-        """Find where draws begin to differ: a layer, the output head, or else the model itself; register hooks there."""
+        """Where a batch is repeated for the draws, with hooks on the modules that it may enter there."""
         n = max((drawn.n for drawn in held), default=1)
-        differing = [layer for drawn in held for layer in drawn.differing]
         if n == 1:
             return None
-        stack = Stack.find(root, differing)
-        if stack is not None:
-            modules = tuple(stack.layers)[min(map(stack.index, differing)) :]
-        else:
-            modules = (root.get_submodule(differing[0]) if len(differing) == 1 else root,)
-        for module in modules:
+        expansion = DrawExpansion.before(root, [layer for drawn in held for layer in drawn.differing], n)
+        for module in expansion.modules:
             if module is not root and not any(is_hook_of(self, hook) for hook in module._forward_pre_hooks.values()):
                 module.register_forward_pre_hook(self._enter, with_kwargs=True)
-        return DrawExpansion(modules, n)
+        return expansion
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward pre-hook of every module at which a batch may be repeated."""
