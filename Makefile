@@ -9,7 +9,7 @@ LOCKED ?= $(shell $(PYTHON) -c 'import platform as p, sys; print("yes" if sys.ve
 	p.system() == "Linux" and p.machine() in ("x86_64", "aarch64") else "no")')
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock fuzz mutants oldest wheel audit quickstart quickstart-check examples test test-system test-slow chromium browser docs lint format typecheck check clean
+.PHONY: check-docs help install lock fuzz mutants oldest wheel audit quickstart quickstart-check examples test test-system test-slow chromium browser docs lint format typecheck check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -60,6 +60,9 @@ docs: $(STAMP) ## Build the documentation into build/docs; a warning is an error
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 	@echo "build/docs/index.html"
 
+check-docs: $(STAMP) ## Hold the figures of documentation and reports against the records
+	$(PYTEST) benchmarks/check_docs.py
+
 FUZZ ?= 1500
 fuzz: $(STAMP) ## Run the fuzz tests with FUZZ cases each, other ones every time
 	FUZZ=$(FUZZ) $(PYTEST) -n $(WORKERS) -m 'not slow' tests/fuzz
@@ -108,7 +111,7 @@ format: $(STAMP) ## Fix style and formatting
 typecheck: $(STAMP) ## Check types
 	$(BIN)/mypy
 
-check: lint typecheck test test-system docs ## Everything CI runs, but for the examples and the quickstart
+check: lint typecheck test test-system docs check-docs ## Everything CI runs, but for the examples and the quickstart
 
 clean: ## Remove the environment and caches
 	rm -rf $(VENV) $(VENV)-* .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist
