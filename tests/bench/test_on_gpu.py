@@ -8,7 +8,11 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from bayeslora.cli import parse
+
+pytestmark = pytest.mark.system
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/on_gpu.sh"
 RECORD = """#!/usr/bin/env python3
