@@ -113,10 +113,11 @@ class Watch:
     ended: float = 0.0
 
     def count(self, model: Any, pad_id: int) -> None:
-        """Count the tokens that the model reads, without waiting for the device."""
+        """Count the tokens that the model learns from, without waiting for the device."""
 
         def add(module: Any, args: tuple[torch.Tensor, ...]) -> None:
-            self.seen.append((args[0] != pad_id).sum())
+            if torch.is_grad_enabled():
+                self.seen.append((args[0] != pad_id).sum())
 
         model.get_input_embeddings().register_forward_pre_hook(add)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-REPORT = re.compile(r"\]\((?=(?:\.\./)+benchmarks/reports/[\w-]+\.md\))")
+REPORT = re.compile(r"\]\((?=(?:\.\./)+benchmarks/reports/[\w-]+\.md[)#])")
 
 
 def mark(app: Any, page: str, source: list[str]) -> None:

@@ -14,7 +14,7 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer
 from adapter.cases import VOCABULARY, adapted, base_model
 from bayeslora.errors import InputError
 from bayeslora.predict.mc import posterior_predictive
-from bayeslora.train import BayesLoraTrainer, BayesLoraTrainerMixin, CalibrationCallback, calibration_callback
+from bayeslora.train import BayesLoraTrainer, BayesLoraTrainerMixin, CalibrationCallback, batches
 from train.test_trainer import Ragged, Rows, arguments, tokenizer
 
 NAMES = {"eval_ece", "eval_nll_draws", "eval_epistemic_share"}
@@ -77,7 +77,7 @@ def expected(draws, labels):
 
 @pytest.mark.parametrize("data", [Rows(7), Ragged(7)], ids=["all labels", "some labels"])
 def test_figures_are_those_of_whole_distributions(tmp_path, monkeypatch, data):
-    monkeypatch.setattr(calibration_callback, "CELLS", 2 * 6 * VOCABULARY)  # two rows at a time
+    monkeypatch.setattr(batches, "CELLS", 2 * 6 * VOCABULARY)  # two rows at a time
     model = sharp(adapted())
     wanted = expected(*whole_distributions(model, data, 3))
     found = trainer_of(model, tmp_path, data).evaluate()

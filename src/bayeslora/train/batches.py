@@ -6,6 +6,20 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
+from transformers import Trainer
+
+from bayeslora.predict.tokens.predictions import CELLS
+
+
+def rows_at_once(trainer: Trainer, inputs: Mapping[str, Any]) -> int:
+    """How many rows may have their distributions in memory; all where processes must run sharded layers together."""
+    rows, length = inputs["input_ids"].shape
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        return int(rows)
+    config: Any = getattr(trainer.model, "config", None)
+    if not hasattr(config, "get_text_config"):
+        return 1
+    return max(1, CELLS // (int(length) * int(config.get_text_config().vocab_size)))
 
 
 def split_rows(inputs: Mapping[str, Any], size: int) -> Iterator[dict[str, Any]]:

@@ -26,9 +26,9 @@ from bayeslora.metrics.calibration import BINS
 from bayeslora.number_checks import check_count
 from bayeslora.predict.mc import average_in_turn
 from bayeslora.predict.questions.scorer import require_numbers
-from bayeslora.predict.tokens.predictions import CELLS, score_tokens
+from bayeslora.predict.tokens.predictions import score_tokens
 from bayeslora.runs.config import check_samples
-from bayeslora.train.batches import split_rows
+from bayeslora.train.batches import rows_at_once, split_rows
 
 
 class CalibrationCallback(TrainerCallback):
@@ -96,15 +96,9 @@ class CalibrationCallback(TrainerCallback):
         """Scores ``[B, T - 1, 6]`` of the labels: :class:`TokenScores` and the mean entropy of the draws; NaN where none
         counts."""
         _require_next_tokens(networks.model, inputs)
-        return torch.cat([self._score(networks, part) for part in split_rows(inputs, self._rows_at_once(inputs))])
-
-    def _rows_at_once(self, inputs: Mapping[str, Any]) -> int:
-        """How many rows have their distributions in memory; all where processes must run sharded layers together."""
-        rows, length = inputs["input_ids"].shape
-        if self._trainer.is_fsdp_enabled or self._trainer.is_deepspeed_enabled:
-            return int(rows)
-        vocabulary = int(self._trainer.model.config.get_text_config().vocab_size)
-        return max(1, CELLS // (int(length) * vocabulary))
+        return torch.cat(
+            [self._score(networks, part) for part in split_rows(inputs, rows_at_once(self._trainer, inputs))]
+        )
 
     def _score(self, networks: _Networks, inputs: Mapping[str, Any]) -> Tensor:
         labels = inputs["labels"][:, 1:]

@@ -20,7 +20,7 @@ from transformers import Trainer, TrainerCallback
 from bayeslora.adapter.elbo import IGNORED
 from bayeslora.adapter.holder import find_holder
 from bayeslora.adapter.sampling import evaluating
-from bayeslora.train.batches import split_rows
+from bayeslora.train.batches import rows_at_once, split_rows
 from bayeslora.train.components import FEWEST, replace_failed
 from bayeslora.train.processes import Processes
 
@@ -68,7 +68,7 @@ class ReplaceFailedComponents(TrainerCallback):
         return [a / b for a, b in zip(total, labels, strict=True)] if all(labels) else []
 
     def _examples(self) -> Iterator[dict[str, Any]]:
-        """Some training examples, from the first to the last, one by one; none if labels are not those of tokens."""
+        """Some training examples, from the first to the last, in batches; none if labels are not those of tokens."""
         data: Any = self._trainer.train_dataset
         rows = [k * len(data) // FEWEST for k in range(FEWEST)] if len(data) > FEWEST else range(len(data))
         chosen = data.select(rows) if hasattr(data, "select") else Subset(data, rows)
@@ -77,7 +77,7 @@ class ReplaceFailedComponents(TrainerCallback):
             labels, ids = (getattr(inputs.get(name), "shape", None) for name in ("labels", "input_ids"))
             if ids is None or labels != ids:
                 return
-            yield from split_rows(inputs, 1)
+            yield from split_rows(inputs, rows_at_once(self._trainer, inputs))
 
 
 def _loss_and_labels(model: nn.Module, inputs: dict[str, Any]) -> Tensor:
