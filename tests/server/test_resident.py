@@ -228,20 +228,21 @@ def test_threads_and_devices_of_the_server_are_those_of_the_process(
 
 
 @pytest.mark.usefixtures("unloadable")
-def test_a_server_of_an_older_state_is_not_asked(run: Path, trained: TrainedModel, tmp_path: Path) -> None:
-    """After ``calibrate``. It stays announced, so that ``--stop`` finds it."""
+@pytest.mark.parametrize("name", ["calibration", "config"])
+def test_a_server_of_an_older_state_is_not_asked(name: str, run: Path, trained: TrainedModel, tmp_path: Path) -> None:
+    """After ``calibrate``, or with settings changed by hand. It stays announced, so that ``--stop`` finds it."""
     copy = tmp_path / "copy"
     copy.symlink_to(run)
-    calibration = RunDirectory(run).calibration
-    before = calibration.read_text()
+    changed: Path = getattr(RunDirectory(run), name)
+    before = changed.read_text()
     with resident(trained, served(copy)) as server:
         assert bayeslora("predict", run, *QUESTION, *CPU) == 0
         try:
-            calibration.write_text(json.dumps({**json.loads(before), "temperature": 3.0}))
+            changed.write_text(f"{before} ")
             with pytest.raises(Loaded):
                 bayeslora("predict", run, *QUESTION, *CPU)
         finally:
-            calibration.write_text(before)
+            changed.write_text(before)
         assert server.path.exists()
         assert bayeslora("predict", run, *QUESTION, *CPU) == 0
 

@@ -156,10 +156,10 @@ class RunDirectory:
 
     def fingerprint(self) -> str:
         """Hash of what predictions depend on: the run's result, which changes with every training (or the adapter, if there is no
-        run), its calibration, and its features of training questions if there are some."""
+        run), its settings, its calibration, and its features of training questions if there are some."""
         digest = hashlib.sha256()
         weights = self.adapter / "adapter_model.safetensors"
-        for path in (weights if self.is_adapter else self.result, self.calibration):
+        for path in (weights if self.is_adapter else self.result, self.config, self.calibration):
             digest.update(path.read_bytes() if path.exists() else b"")
             digest.update(b"|")
         if self.familiarity.exists():
