@@ -1,10 +1,12 @@
 """Trainers of transformers and TRL: a component that has learnt nothing goes on as a copy of the best."""
 
 import logging
+import os
 
 import datasets
 import pytest
 import torch
+import torch.multiprocessing
 from transformers import default_data_collator
 from trl import SFTConfig
 
@@ -24,11 +26,14 @@ def components_of(trained):
     return list(torch.cat(found, dim=1))
 
 
-def trained(given, folder, rows=None, **settings):
+def made(given, folder, rows=None, **settings):
     options = {"num_train_epochs": 2, "per_device_train_batch_size": 4, "optim": "adamw_torch", "learning_rate": 0.0}
-    trainer = BayesLoraTrainer(
-        model=given, args=arguments(folder, **{**options, **settings}), train_dataset=rows or Rows(12)
-    )
+    told = arguments(folder, **{**options, **settings})
+    return BayesLoraTrainer(model=given, args=told, train_dataset=rows or Rows(12))
+
+
+def trained(given, folder, **settings):
+    trainer = made(given, folder, **settings)
     trainer.train()
     return trainer
 
@@ -110,3 +115,30 @@ def test_trl_replaces_them_too(tmp_path, caplog):
     )
     trainer.train()
     assert len(warnings_of(caplog)) == 1
+
+
+def _process(rank, folder, port, results):
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
+    torch.set_num_threads(1)
+    given = model(lost=LOST)
+    before = components_of(given)
+    trainer = made(given, f"{folder}/{rank}", Rows(16), ddp_backend="gloo", num_train_epochs=1)
+    losses = ReplaceFailedComponents(trainer)._losses(COMPONENTS, seed=3)
+    trainer.train()
+    after = components_of(given)
+    results[rank] = [k for k, it in enumerate(before) if k != LOST and torch.equal(after[LOST], it)], losses
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.system
+def test_two_processes_replace_the_same_component_by_the_same(tmp_path, free_port):
+    """By losses that are those of all examples."""
+    with torch.multiprocessing.get_context("spawn").Manager() as manager:
+        shared = manager.dict()
+        torch.multiprocessing.spawn(_process, (str(tmp_path), free_port, shared), nprocs=2)
+        results = dict(shared)
+    assert results[0] == results[1] and len(results[0][0]) == 1
+    single = ReplaceFailedComponents(made(model(lost=LOST), tmp_path / "single", Rows(16)))
+    assert results[0][1] == pytest.approx(single._losses(COMPONENTS, seed=3), rel=1e-5)

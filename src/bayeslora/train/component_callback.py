@@ -48,7 +48,8 @@ class ReplaceFailedComponents(TrainerCallback):
         with torch.random.fork_rng(devices):
             means = self._losses(components=parameters[0].shape[1], seed=state.global_step)
         for it in replace_failed(parameters, optimizer, means):
-            log.warning("epoch %g: %s", state.epoch, it)
+            if state.is_world_process_zero:
+                log.warning("epoch %g: %s", state.epoch, it)
 
     @torch.no_grad()
     def _losses(self, components: int, seed: int) -> list[float]:
