@@ -77,7 +77,7 @@ oldest: ## Test with the lowest versions that pyproject.toml declares (torch as 
 	$(OLDEST) -m pip install --quiet --constraint constraints.txt torch
 	$(OLDEST) -m pip install --quiet --requirement $(VENV)-oldest/lowest.txt pytest hypothesis netcal scikit-learn zuko gguf
 	$(OLDEST) -m pip install --quiet --no-deps --editable .
-	OMP_NUM_THREADS=1 $(OLDEST) -m pytest -q tests/metrics tests/posterior tests/adapter tests/test_cli.py tests/test_files.py tests/train/test_run.py
+	OMP_NUM_THREADS=1 $(OLDEST) -m pytest -q tests/metrics tests/posterior tests/adapter tests/test_cli.py tests/test_atomic_files.py tests/train/test_run.py
 
 wheel: $(STAMP) ## Build wheel and sdist, and use the wheel in an environment of its own
 	rm -rf dist $(VENV)-wheel

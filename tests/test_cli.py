@@ -98,7 +98,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["convert"], ["FILE.gguf", "DIRECTORY", "bayeslora convert --help"]),
         (["convert", "a.gguf"], ["DIRECTORY"]),
         (["convert", "a.gguf", "b", "c"], ["c"]),
-        (["models", "--jso"], ["--jso", "--json"]),
+        (["models", "--jso"], ["bayeslora: unknown: --jso; did you mean --json?; see bayeslora models --help\n"]),
         (["convert", "missing.gguf", "out"], ["missing.gguf: no such file"]),
     ],
 )

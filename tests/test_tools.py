@@ -81,3 +81,10 @@ def test_what_would_begin_after_the_deadline_is_skipped(
         monkeypatch.setenv("BAYESLORA_TEST_DEADLINE", deadline)
     with nullcontext() if runs else pytest.raises(pytest.skip.Exception, match="no time is left"):
         begin()
+
+
+def test_what_the_makefile_names_is_there() -> None:
+    named = re.compile(r"(?<![\w./-])(?:tests|tools|benchmarks|examples)/[\w/]+\.py")
+    words = named.findall((ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert len(words) > 5
+    assert [word for word in words if not (ROOT / word).exists()] == []

@@ -21,6 +21,7 @@ _TYRO_WORDS = {
     r"Missing from bayeslora( \w+)?: ": "missing: ",
     r" \(required\)": "",
     r"Unrecognized options: ": "unknown: ",
+    r"Perhaps you meant: (-[\w-]+).*(?=; For full helptext)": r"did you mean \1?",
     r"(is not one of .*?)'None', ": r"\1",
     r"For full helptext, (?:see|run:?) ": "see ",
 }
