@@ -112,6 +112,25 @@ def test_bad_input_is_one_line_and_2(
     assert not set("│─╭╰\x1b") & set(err)
 
 
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        (["--epochs", "x"], "--epochs: 'x' is not INT"),
+        (["--rank", "x"], "--rank: 'x' is not INT"),
+        (["--milestones", "a"], "--milestones: 'a' is not INT"),
+        (["--tflops", "fast"], "--tflops: 'fast' is not FLOAT"),
+        (["--scoring", "word"], "--scoring: 'word' is not one of 'text', 'letter'"),
+        (["--settings", "flow"], "--settings: 'flow' is not NAME=VALUE"),
+        (["--dtype"], "--dtype needs a value"),
+        (["--modle", "m"], "unknown: --modle"),
+    ],
+)
+def test_mistakes_are_told_in_a_few_words(given: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _main("train", "--model", "m", "--task", "t", "--out", "o", *given) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"bayeslora: {told}") and line.endswith("; see bayeslora train --help")
+
+
 @pytest.mark.parametrize("encoding", some(["utf-8", "ascii"], ["ascii"]))
 def test_the_line_is_the_same_in_every_encoding(encoding: str) -> None:
     command = [sys.executable, "-m", "bayeslora", "convrt"]

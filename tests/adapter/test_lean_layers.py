@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import Gemma2Config, Gemma2ForCausalLM
 from transformers.activations import ACT2FN
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from adapter.cases import SIZES, adapted, base_model, tokens
 from bayeslora import find_holder
@@ -262,3 +264,19 @@ def test_predictions_keep_nothing_of_a_gated_layer_but_its_product():
     assert alive[0] == [False, False]
     forward(given.requires_grad_())
     assert alive[-1][-2:] == [True, True]  # the gradient needs them
+
+
+class CentredRMSNorm(LlamaRMSNorm):
+    """Something else of this name."""
+
+    def forward(self, hidden_states):
+        return super().forward(hidden_states - hidden_states.mean(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("kind, known", [(LlamaRMSNorm, True), (CentredRMSNorm, False), (Gemma2RMSNorm, False)])
+def test_norms_without_data_are_those_that_they_are_with_it(kind, known):
+    """For estimates: nothing can be computed on the device ``meta``."""
+    with torch.device("meta"):
+        empty = kind(8).requires_grad_(False)
+    assert (lean_norm(empty) is not None) == (lean_norm(kind(8).requires_grad_(False)) is not None)
+    assert (lean_norm(empty) is not None) == known

@@ -1,13 +1,11 @@
 """Calibration in a trainer's log, against the same figures from whole distributions."""
 
 import math
-import os
 
 import datasets
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing
 from peft import LoraConfig, get_peft_model
 from transformers import BertConfig, BertForSequenceClassification, Trainer
 
@@ -16,6 +14,7 @@ from bayeslora.errors import InputError
 from bayeslora.predict.mc import posterior_predictive
 from bayeslora.train import BayesLoraTrainer, BayesLoraTrainerMixin, CalibrationCallback, batches
 from train.test_trainer import Ragged, Rows, arguments, tokenizer
+from train.two_processes import on_two_processes
 
 NAMES = {"eval_ece", "eval_nll_draws", "eval_epistemic_share"}
 
@@ -173,22 +172,21 @@ def test_with_trl(tmp_path):
     assert {name: logged[-1][name] for name in NAMES} == pytest.approx(wanted, rel=1e-4, abs=1e-6)
 
 
-def _process(rank, folder, port, results):
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
-    )
-    torch.set_num_threads(1)
-    found = trainer_of(sharp(adapted()), f"{folder}/{rank}", Ragged(7), ddp_backend="gloo").evaluate()
-    results[rank] = {name: found[name] for name in NAMES}
-    torch.distributed.destroy_process_group()
+def test_rows_at_once_fill_the_cells_and_no_more(tmp_path, monkeypatch):
+    trainer, inputs = trainer_of(adapted(), tmp_path, Rows(4)), {"input_ids": torch.zeros(9, 6, dtype=torch.long)}
+    for cells, rows in ((2 * 6 * VOCABULARY, 2), (3 * 6 * VOCABULARY - 1, 2), (5, 1)):
+        monkeypatch.setattr(batches, "CELLS", cells)
+        assert batches.rows_at_once(trainer, inputs) == rows
+
+
+def _evaluated(rank, folder):
+    found = trainer_of(sharp(adapted()), folder, Ragged(7), ddp_backend="gloo").evaluate()
+    return {name: found[name] for name in NAMES}
 
 
 @pytest.mark.system
 def test_rows_count_once_on_two_processes(tmp_path, free_port):
-    with torch.multiprocessing.get_context("spawn").Manager() as manager:
-        shared = manager.dict()
-        torch.multiprocessing.spawn(_process, (str(tmp_path), free_port, shared), nprocs=2)
-        results = dict(shared)
+    results = on_two_processes(_evaluated, tmp_path, free_port)
     alone = trainer_of(sharp(adapted()), tmp_path, Ragged(7)).evaluate()
-    for found in results.values():
+    for found in results:
         assert found == pytest.approx({name: alone[name] for name in NAMES}, rel=1e-5)

@@ -1,12 +1,10 @@
 """Trainers of transformers and TRL: a component that has learnt nothing goes on as a copy of the best."""
 
 import logging
-import os
 
 import datasets
 import pytest
 import torch
-import torch.multiprocessing
 from transformers import default_data_collator
 from trl import SFTConfig
 
@@ -16,6 +14,7 @@ from bayeslora.train import BayesLoraSFTTrainer, BayesLoraTrainer
 from bayeslora.train.component_callback import ReplaceFailedComponents
 from train.test_components import COMPONENTS, model
 from train.test_trainer import Rows, arguments, tokenizer
+from train.two_processes import on_two_processes
 
 LOST = 1
 
@@ -117,28 +116,21 @@ def test_trl_replaces_them_too(tmp_path, caplog):
     assert len(warnings_of(caplog)) == 1
 
 
-def _process(rank, folder, port, results):
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
-    )
-    torch.set_num_threads(1)
+def _replaced(rank, folder):
     given = model(lost=LOST)
     before = components_of(given)
-    trainer = made(given, f"{folder}/{rank}", Rows(16), ddp_backend="gloo", num_train_epochs=1)
+    trainer = made(given, folder, Rows(16), ddp_backend="gloo", num_train_epochs=1)
     losses = ReplaceFailedComponents(trainer)._losses(COMPONENTS, seed=3)
     trainer.train()
     after = components_of(given)
-    results[rank] = [k for k, it in enumerate(before) if k != LOST and torch.equal(after[LOST], it)], losses
-    torch.distributed.destroy_process_group()
+    sources = [k for k, it in enumerate(before) if k != LOST and torch.equal(after[LOST], it)]
+    return {"sources": sources, "losses": losses}
 
 
 @pytest.mark.system
 def test_two_processes_replace_the_same_component_by_the_same(tmp_path, free_port):
     """By losses that are those of all examples."""
-    with torch.multiprocessing.get_context("spawn").Manager() as manager:
-        shared = manager.dict()
-        torch.multiprocessing.spawn(_process, (str(tmp_path), free_port, shared), nprocs=2)
-        results = dict(shared)
-    assert results[0] == results[1] and len(results[0][0]) == 1
+    one, other = on_two_processes(_replaced, tmp_path, free_port)
+    assert one == other and len(one["sources"]) == 1
     single = ReplaceFailedComponents(made(model(lost=LOST), tmp_path / "single", Rows(16)))
-    assert results[0][1] == pytest.approx(single._losses(COMPONENTS, seed=3), rel=1e-5)
+    assert one["losses"] == pytest.approx(single._losses(COMPONENTS, seed=3), rel=1e-5)

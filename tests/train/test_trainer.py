@@ -1,12 +1,10 @@
 """The trainer mixin: the KL counts once, whatever the accumulation and the number of processes."""
 
 import math
-import os
 
 import datasets
 import pytest
 import torch
-import torch.multiprocessing
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
@@ -18,6 +16,7 @@ from bayeslora.train import BayesLoraTrainer, BayesLoraTrainerMixin
 from bayeslora.train.optimise import parameter_kinds
 from rounding import summed
 from tiers import some
+from train.two_processes import on_two_processes
 
 BETA = 1e-2
 LABELS = 5
@@ -165,27 +164,23 @@ def test_batches_without_any_label_that_counts_are_no_harm(tmp_path, settings):
     assert logged and all(math.isfinite(value) for value in logged)
 
 
-def _process(rank, folder, port, results):
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
-    )
-    torch.set_num_threads(1)
+def _stepped(rank, folder):
+    results = {}
     for accumulation in (1, 4):
         settings = {"per_device_train_batch_size": 4 // accumulation, "gradient_accumulation_steps": accumulation}
         for beta in (0.0, BETA):
-            values, _ = one_step(f"{folder}/{rank}", beta, ddp_backend="gloo", **settings)
-            results[rank, accumulation, beta] = {name: value.numpy() for name, value in values.items()}
-    values = twenty_steps(f"{folder}/{rank}", ddp_backend="gloo", per_device_train_batch_size=4)
-    results[rank, "twenty"] = {name: value.numpy() for name, value in values.items()}
-    torch.distributed.destroy_process_group()
+            results[accumulation, beta], _ = one_step(folder, beta, ddp_backend="gloo", **settings)
+    results["twenty"] = twenty_steps(folder, ddp_backend="gloo", per_device_train_batch_size=4)
+    return {key: {name: value.numpy() for name, value in values.items()} for key, values in results.items()}
 
 
 @pytest.mark.system
 def test_the_kl_counts_once_on_two_processes(tmp_path, free_port):
-    with torch.multiprocessing.get_context("spawn").Manager() as manager:
-        shared = manager.dict()
-        torch.multiprocessing.spawn(_process, (str(tmp_path), free_port, shared), nprocs=2)
-        results = {key: {n: torch.from_numpy(v) for n, v in values.items()} for key, values in shared.items()}
+    results = {
+        (rank, *(key if isinstance(key, tuple) else (key,))): {n: torch.from_numpy(v) for n, v in values.items()}
+        for rank, found in enumerate(on_two_processes(_stepped, tmp_path, free_port))
+        for key, values in found.items()
+    }
     for accumulation in (1, 4):
         with_kl, without = results[0, accumulation, BETA], results[0, accumulation, 0.0]
         assert kl_factor(with_kl, without, BETA / 8 / LABELS) == pytest.approx(1.0, abs=1e-3)
