@@ -3,8 +3,9 @@
 python benchmarks/across.py TABLE.json [TABLE.json ...] [--section ARC-EASY ...] [--seeds 0 ...] [--metrics nll aurc] > all.md
 
 Each TABLE.json is the record that `bayeslora compare` has written; several are put side by side. The last column is the mean
-rank of a method over the tasks that it and all others have; with --ranks there is one table of those alone, and with --means
-one of the means over the tasks, without the methods that lack one. --figure draws accuracy against calibration error.
+rank of a method over the tasks that it and all others have; with --ranks there is one table of those alone. With --means there
+is one of the means over the tasks, without the methods that lack one, and with deviations where all tasks have the same seeds.
+--figure draws accuracy against calibration error.
 """
 
 from __future__ import annotations
@@ -88,15 +89,17 @@ def rank_table(sections: Mapping[str, Any], columns: Sequence[Column] = COLUMNS)
 
 
 def mean_table(sections: Mapping[str, Any], columns: Sequence[Column]) -> str:
-    """Means over the tasks in all metrics, by seed, the best method by the first of them on top."""
+    """Means over the tasks in all metrics, the best method by the first of them on top.
+
+    They are by seed; where a method has more seeds on some tasks than on others, there is one mean, of the tasks' own.
+    """
     rows: dict[str, dict[str, Cell]] = {}
     for column in columns:
         for method, row in cells(sections, column.metric).items():
             if len(row) == len(sections):
-                if len({len(cell.values) for cell in row.values()}) > 1:
-                    raise InputError(f"{method} has more seeds on some tasks than on others; choose with --seeds")
-                by_seed = zip(*(cell.values for cell in row.values()), strict=True)
-                rows.setdefault(method, {})[column.metric] = Cell(tuple(map(mean, by_seed)))
+                even = len({len(cell.values) for cell in row.values()}) == 1
+                values = [cell.values if even else (cell.mean,) for cell in row.values()]
+                rows.setdefault(method, {})[column.metric] = Cell(tuple(map(mean, zip(*values, strict=True))))
     first = columns[0]
     ranked = sorted(rows.items(), key=lambda item: item[1][first.metric].mean, reverse=first.largest)
     return markdown(dict(ranked), columns)

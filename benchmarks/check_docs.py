@@ -12,6 +12,7 @@ import json
 import re
 import runpy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -309,6 +310,10 @@ def test_figures_of_answering_only_when_sure(task: str) -> None:
         assert f"| `{method}` | " + " | ".join(f"{v} ({low} to {high})" for v, low, high in shown) + " |" in page
 
 
+TASKS = ("obqa", "arcc", "arce", "wino")
+SHOWN = ("nll", "tempered_nll", "acc", "ece")
+
+
 def test_figures_of_what_did_not_help() -> None:
     page = (REPORTS / "width-and-components.md").read_text(encoding="utf-8")
     table = page.split("## What did not help")[1].split("\n\n")[2].replace("**", "")
@@ -324,9 +329,9 @@ def test_figures_of_what_did_not_help() -> None:
             assert f"| {name}{ending} | {' | '.join(cells)} |".replace("|  |", "| |") in table
 
 
-def means_of(record: dict[str, Any], variant: str) -> str | None:
+def means_of(record: dict[str, Any], variant: str, tasks: Sequence[str] = TASKS) -> str | None:
     """The row of a variant, if it was run on all tasks."""
-    rows = [[row for row in record["rows"] if (row["variant"], row["task"]) == (variant, task)] for task in TASKS]
+    rows = [[row for row in record["rows"] if (row["variant"], row["task"]) == (variant, task)] for task in tasks]
     if not all(rows):
         return None
     means = {key: mean(mean(row[key] for row in of_task) for of_task in rows) for key in SHOWN}
@@ -362,8 +367,18 @@ def test_figures_of_several_components() -> None:
     assert (sum(nlls[-1] == min(nlls) for nlls in best), len(best)) == (7, 8)
 
 
-TASKS = ("obqa", "arcc", "arce", "wino")
-SHOWN = ("nll", "tempered_nll", "acc", "ece")
+def test_figures_of_the_width_on_a_small_model() -> None:
+    page = (REPORTS / "width-and-components.md").read_text("utf-8").split("## The width on a small model")[1]
+    record = read("components/widths-smollm2.json")
+    rows = [means_of(record, variant, TASKS[:3]) for variant in record["variants"]]
+    assert len(rows) == 9 and "\n".join(map(str, rows)) in page
+
+
+def test_figures_of_newer_methods() -> None:
+    page = (REPORTS / "comparison.md").read_text("utf-8").split("## Newer methods, and the current default")[1]
+    record = ROOT / "benchmarks/results/table/smollm2-new.json"
+    assert printed_by("across", record, "--means") in page
+    assert printed_by("across", record, "--metrics", "nll", "calibrated_nll", "acc") in page
 
 
 def test_tables_of_the_ablations() -> None:
@@ -375,15 +390,16 @@ def test_tables_of_the_ablations() -> None:
 
 def test_tables_of_the_reports() -> None:
     record = ROOT / "benchmarks/results/main/seeds-0-1.json"
+    sixth = record.parent / "boolq-seed-0.json"
     page = (REPORTS / "main-table.md").read_text(encoding="utf-8")
-    means = printed_by("across", record, "--means")
+    assert printed_by("across", record, "--means") in page
+    means = printed_by("across", record, sixth, "--means")
     results = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     assert means in page and "\n".join(means.splitlines()[:10]) in results
     assert printed_by("across", record, "--metrics", "nll", "calibrated_nll", "ece", "acc") in page
     third, tasks = record.parent / "seed-2.json", ("arc-challenge", "arc-easy", "openbookqa")
     assert printed_by("across", third, "--means") in page
     assert printed_by("across", record, third, "--section", *tasks, "--means") in page
-    sixth = record.parent / "boolq-seed-0.json"
     assert printed_by("across", record, sixth, "--seeds", "0", "--means") in page
     assert printed_by("sections", sixth).split("\n\n")[1].strip() in page
     pooled = json.loads((record.parent / "curves.json").read_text(encoding="utf-8"))["methods"]

@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from records import command
 from tempered import crossed
 
 from bayeslora import metrics
@@ -74,7 +75,9 @@ def row(job: Job, result: dict[str, Any]) -> dict[str, Any]:
         "tempered_ece": round(metrics.ece(cooled, gold), 4),
     }
     seconds = {"training_seconds": round(result["timing"]["train_seconds"], 1)}
-    return {"variant": job.name, "task": job.config.task, "seed": job.config.seed} | figures | seconds | curves
+    return (
+        {"variant": job.name, "task": task_name(job.config.task), "seed": job.config.seed} | figures | seconds | curves
+    )
 
 
 def main() -> None:
@@ -108,7 +111,7 @@ def main() -> None:
     }
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    print_means(record["rows"], given.tasks)
+    print_means(record["rows"], [task_name(task) for task in given.tasks])
 
 
 def print_means(rows: Sequence[dict[str, Any]], tasks: Sequence[str]) -> None:
@@ -124,4 +127,4 @@ def print_means(rows: Sequence[dict[str, Any]], tasks: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

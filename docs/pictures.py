@@ -260,7 +260,7 @@ def main() -> None:
     with rc_context(STYLE):
         figures = {
             "confidence": draw_confidence(RESULTS / "quickstart"),
-            "main-table": draw_main_table(RESULTS / "main/seeds-0-1.json"),
+            "main-table": draw_main_table([RESULTS / f"main/{name}.json" for name in ("seeds-0-1", "boolq-seed-0")]),
             "main-reliability": draw_main_reliability(RESULTS / "main/curves.json"),
             "main-risk": draw_main_risk(RESULTS / "main/curves.json"),
             "frontier": draw_frontier(RESULTS / "frontier/quickstart.json"),

@@ -54,31 +54,23 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def means_by_seed(sections: Mapping[str, Any], method: str, metric: str) -> list[float]:
-    """The mean over the tasks of a comparison, for every seed."""
-    runs = [{run["seed"]: run["metrics"][metric] for run in rows[method]["runs"]} for rows in sections.values()]
-    return [mean(by_seed[seed] for by_seed in runs) for seed in runs[0]]
-
-
-def draw_main_table(record: Path) -> Figure:
-    """NLL of all methods that have every task and seed, best first."""
-    found = read(record)
-    sections, seeds = found["sections"], len(found["study"]["seeds"])
-    whole = [
-        method
+def draw_main_table(records: Sequence[Path]) -> Figure:
+    """NLL of all methods that have every task, as a difference from LoRA's by task, best mean first."""
+    sections = {task: rows for record in records for task, rows in read(record)["sections"].items()}
+    means = {
+        method: [mean(run["metrics"]["nll"] for run in rows[method]["runs"]) for rows in sections.values()]
         for method in next(iter(sections.values()))
-        if method != "zero-shot"
-        and all(len(rows.get(method, {"runs": ()})["runs"]) == seeds for rows in sections.values())
-    ]
-    values = {method: means_by_seed(sections, method, "nll") for method in whole}
-    order = sorted(whole, key=lambda method: mean(values[method]))
+        if method != "zero-shot" and all(method in rows for rows in sections.values())
+    }
+    gaps = {name: [own - lora for own, lora in zip(of, means["lora"], strict=True)] for name, of in means.items()}
+    order = sorted(gaps, key=lambda method: mean(gaps[method]))
     figure = Figure(figsize=(NARROW, 3.2), layout="constrained")
-    axes = figure.add_subplot(xlabel="mean NLL over five benchmarks")
+    axes = figure.add_subplot(xlabel=f"NLL minus LoRA's, {len(sections)} benchmarks")
+    axes.axvline(0, color=INK, linewidth=0.8, alpha=0.5)
     for row, method in enumerate(order):
         colour = SHOWN[method][1] if method in SHOWN else GREY
-        axes.plot(values[method], [row] * seeds, color=colour, linewidth=2, alpha=0.45, zorder=1)
-        axes.scatter(values[method], [row] * seeds, s=14, color=colour, zorder=2)
-        axes.scatter(mean(values[method]), row, s=46, color=colour, marker="D", zorder=3)
+        axes.scatter(gaps[method], [row] * len(sections), s=14, color=colour, alpha=0.6, zorder=2)
+        axes.scatter(mean(gaps[method]), row, s=46, color=colour, marker="D", zorder=3)
     axes.set_yticks(range(len(order)), order)
     axes.get_yticklabels()[order.index("bayesian-lora")].set_fontweight("bold")
     axes.grid(axis="x", color=GREY, alpha=0.25)

@@ -137,18 +137,24 @@ def test_tables_of_some_seeds_have_their_runs_alone(monkeypatch: pytest.MonkeyPa
     assert importlib.import_module("across").of_seeds(given, [0]) == {"task": {"both": {"runs": runs[:1]}}}
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (["seeds-0-1.json", "--seeds", "7"], "has one of the seeds [7]; there are [0, 1]"),
-        (["seeds-0-1.json", "boolq-seed-0.json", "--means"], "more seeds on some tasks than on others"),
-    ],
-)
-def test_seeds_that_are_not_there(given: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [SCRIPTS / "results/main" / word if word.endswith(".json") else word for word in given]
-    assert ends_with("across", *words) == 2
+def test_means_of_tasks_with_more_seeds_than_others_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    across = importlib.import_module("across")
+
+    def runs(*values: float) -> dict[str, object]:
+        return {"runs": [{"seed": seed, "metrics": {"nll": value}} for seed, value in enumerate(values)]}
+
+    two, one = {"lora": runs(1.0, 2.0), "blob": runs(1.0, 1.2)}, {"lora": runs(3.0), "blob": runs(4.0)}
+    columns = [across.KNOWN["nll"]]
+    cells = {line.split(" | ")[0]: line for line in across.mean_table({"a": two, "b": one}, columns).splitlines()}
+    assert "2.250" in cells["| lora"] and "2.550" in cells["| blob"] and "±" not in "".join(cells.values())
+    assert "1.500 ± 0.707" in across.mean_table({"a": two}, columns)
+
+
+def test_seeds_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ends_with("across", SCRIPTS / "results/main/seeds-0-1.json", "--seeds", "7") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("across.py: ") and told in line
+    assert line.startswith("across.py: ") and "has one of the seeds [7]; there are [0, 1]" in line
 
 
 @pytest.mark.parametrize(("calls", "told"), [("0", "calls is 0"), ("1", "failed: no message")])
