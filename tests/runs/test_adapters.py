@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from bayeslora import BayesLoraConfig, load_run
+from bayeslora import BayesLoraConfig, load_model, load_run
 from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import Calibration
 from tiers import some
@@ -158,3 +159,34 @@ def test_an_adapter_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         InputError, match=r"runs/mien: is no directory here \(did you mean 'runs/mine'\?\), and no adapter"
     ):
         load_run("runs/mien")
+
+
+@pytest.mark.parametrize("kind", ["lora", "inducing"])
+@pytest.mark.parametrize(
+    "damage", ["the first is missing", "the last is missing", "the first is too small", "calibration"]
+)
+def test_a_shared_base_model_is_itself_after_a_run_that_cannot_be_loaded(
+    kind: str, damage: str, tmp_path: Path
+) -> None:
+    sound, place = tmp_path / "sound", tmp_path / "damaged"
+    for folder in (sound, place):
+        save_lora(folder) if kind == "lora" else save_ours(folder, posterior=kind)
+    if damage == "calibration":
+        (place / "calibration.json").write_text("{}")
+    else:
+        tensors = load_file(place / "adapter_model.safetensors")
+        name = sorted(tensors)[0 if "first" in damage else -1]
+        found = tensors.pop(name)
+        if "too small" in damage:
+            tensors[name] = torch.zeros(3, *found.shape[1:])
+        save_file(tensors, place / "adapter_model.safetensors")
+    loaded = load_model(str(model_directory()))
+    before = [(name, type(module)) for name, module in loaded.model.named_modules()]
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        plain = loaded.model(ids).logits
+        with pytest.raises(InputError):
+            load_run(place, loaded=loaded)
+        assert [(name, type(module)) for name, module in loaded.model.named_modules()] == before
+        assert torch.equal(loaded.model(ids).logits, plain)
+    assert load_run(sound, loaded=loaded).ask("Is 3 even?", ["yes", "no"]).probabilities

@@ -105,6 +105,23 @@ def test_the_kl_counts_once_under_accumulation(tmp_path, accumulation, smoothing
     assert kl_factor(with_kl, without, trainer.kl_weight / LABELS) == pytest.approx(1.0, abs=1e-3)
 
 
+@pytest.mark.parametrize(("rows", "accumulation"), some([(8, 1), (4, 2), (2, 4), (3, 2)], [(8, 1), (2, 4)]))
+def test_the_kl_counts_once_in_a_last_step_with_fewer_examples(tmp_path, rows, accumulation):
+    """Nine examples in an epoch: its last step has fewer than the others, and its KL the same weight beside the mean."""
+    settings = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": accumulation, "num_train_epochs": 1}
+    _, trainer = train(tmp_path, BETA, {**settings, "learning_rate": 0.0}, Rows(9))
+    expected = BETA / (9 * LABELS) * float(find_holder(trainer.model).kl().learnt.detach())
+    logged = [log["kl_weighted"] for log in trainer.state.log_history if "kl_weighted" in log]
+    assert len(logged) == -(-9 // (rows * accumulation)) and logged == pytest.approx([expected] * len(logged), rel=1e-3)
+
+
+def test_rows_that_are_joined_into_one_count_as_a_full_batch(tmp_path):
+    _, trainer = one_step(tmp_path, BETA, per_device_train_batch_size=4)
+    row = {"labels": torch.zeros(1, 12, dtype=torch.long)}
+    assert trainer._rows(row) == 1
+    assert trainer._rows({**row, "position_ids": torch.arange(12)[None]}) == trainer._rows({}) == 4
+
+
 def test_lean_layers_take_the_same_step(tmp_path, monkeypatch):
     plain, _ = one_step(tmp_path, BETA)
     monkeypatch.setattr(lean_layers, "LEAN", ("cpu",))

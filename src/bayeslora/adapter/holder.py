@@ -131,7 +131,7 @@ class PosteriorHolder(TunerModule, Holder):
         """KL of the active adapters, at the draws of the last forward pass if there were any."""
         if not self.active:
             raise ValueError("there is no active adapter, hence no KL")
-        found = [self.posterior(name).kl(self._last_draw(name), self._noise_source()) for name in self.active]
+        found = [self.posterior(name).kl(self._last_draw(name), self.generator) for name in self.active]
         return reduce(KL.__add__, found)
 
     def kl_share(self, parts: int, draws: int = 1) -> float:
@@ -199,7 +199,7 @@ class PosteriorHolder(TunerModule, Holder):
             raise ValueError("the adapter is merged into the base weights; call unmerge_adapter() before drawing")
         if torch.is_grad_enabled():
             self._kept = {}
-        drawn = {name: self._draw(name, n, generator or self._noise_source(), variates) for name in self.active}
+        drawn = {name: self._draw(name, n, generator or self.generator, variates) for name in self.active}
         self.use(drawn, layers=layers, fan_out=fan_out)
 
     def draw_from_seed(
@@ -395,7 +395,7 @@ class PosteriorHolder(TunerModule, Holder):
             return self._held(name)
         if self._mode.kind == "automatic" and self.training:
             self._kept = {}
-            return self._wrap(name, self._draw(name, self._draws_of(name), self._noise_source(), "independent"))
+            return self._wrap(name, self._draw(name, self._draws_of(name), self.generator, "independent"))
         return self._mean(name)
 
     def _draws_of(self, name: str) -> int:
@@ -436,7 +436,9 @@ class PosteriorHolder(TunerModule, Holder):
     def _is_current(self, name: str, drawn: Draws) -> bool:
         return drawn.fingerprint == fingerprint(self.posterior(name))
 
-    def _noise_source(self) -> torch.Generator | None:
+    @property
+    def generator(self) -> torch.Generator | None:
+        """The separate generator of the draws in training; ``None`` without :meth:`seed`."""
         if self._seed is not None and self._generator is None:
             self._generator = torch.Generator().manual_seed(self._seed)
         return self._generator

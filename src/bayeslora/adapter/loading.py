@@ -7,11 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from peft import PeftModel, get_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from safetensors.torch import load_file
 from torch import nn
 
+from bayeslora.adapter.base import ATTRIBUTE
 from bayeslora.adapter.expected import expecting
+from bayeslora.adapter.model import remove_holder
 from bayeslora.adapter.sound import require_finite, require_floats
 from bayeslora.errors import InputError, first_line, out_of_memory
 
@@ -37,6 +40,24 @@ def load_adapter(base: nn.Module, place: Path) -> PeftModel:
         what = "holds a tensor that is not the adapter's" if name in tensors else "lacks a tensor of the adapter"
         raise InputError(f"{weights}: {what}, {name!r}; restore it, or train again with --force")
     return model
+
+
+@contextmanager
+def restored_on_failure(base: nn.Module) -> Iterator[None]:
+    """Take every adapter off a base model again if the block fails, which may be before there is a ``PeftModel`` to unload."""
+    adapted = hasattr(base, "peft_config")
+    try:
+        yield
+    except BaseException:
+        if not adapted and hasattr(base, "peft_config"):
+            del base.peft_config
+        if hasattr(base, ATTRIBUTE):
+            remove_holder(base)
+        for path, layer in list(base.named_modules()):
+            if isinstance(layer, BaseTunerLayer):
+                parent, _, name = path.rpartition(".")
+                setattr(base.get_submodule(parent), name, layer.get_base_layer())
+        raise
 
 
 @contextmanager

@@ -110,15 +110,23 @@ def _read_layer(
     path: str, config: LoraConfig, weights: dict[str, Tensor], layer: BayesLoraLinear, adapter: str
 ) -> tuple[Tensor, Tensor]:
     """``A`` and ``B`` of one layer at our rank, with ``B`` converted from LoRA's scaling to ours."""
-    A = weights[f"base_model.model.{layer.name}.lora_A.weight"].float()
-    B = weights[f"base_model.model.{layer.name}.lora_B.weight"].float()
-    rank, ours = A.shape[0], layer.r[adapter]
+    A, B = (weights.get(f"base_model.model.{layer.name}.lora_{factor}.weight", torch.empty(0)) for factor in "AB")
+    rank, ours = len(A), layer.r[adapter]
+    if A.shape != (rank, layer.in_features) or B.shape != (layer.out_features, rank):
+        raise InputError(
+            f"the LoRA adapter at {path} holds {_size(A)} and {_size(B)} for {layer.name}, a layer of {layer.in_features} inputs "
+            f"and {layer.out_features} outputs; take the base model that it was trained on, or restore the adapter"
+        )
     if rank > ours:
         raise InputError(
             f"the LoRA adapter at {path} has rank {rank} in {layer.name}, above ours, {ours}; set r={rank}"
         )
     scaling = _alpha(config, layer.name) / (rank**0.5 if config.use_rslora else rank)
-    return _pad(A, B * (scaling / layer.scaling[adapter]), ours)
+    return _pad(A.float(), B.float() * (scaling / layer.scaling[adapter]), ours)
+
+
+def _size(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) if tensor.numel() else "nothing"
 
 
 def _read_point(

@@ -335,11 +335,11 @@ class BayesLoraModel(BaseTuner):
 
     def _unload_and_optionally_merge(self, *args: Any, **kwargs: Any) -> nn.Module:
         model = super()._unload_and_optionally_merge(*args, **kwargs)
-        _remove_holder(model)
+        remove_holder(model)
         return model
 
 
-def _remove_holder(model: nn.Module) -> None:
+def remove_holder(model: nn.Module) -> None:
     """Remove the holder and its hooks from a base model."""
     holder = getattr(model, ATTRIBUTE)
     delattr(model, ATTRIBUTE)
@@ -363,7 +363,7 @@ def _take_out(model: nn.Module, adapter_name: str, but: Container[str]) -> None:
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, layer.base_layer)
     if hasattr(model, ATTRIBUTE) and not _adapted(model):
-        _remove_holder(model)
+        remove_holder(model)
 
 
 def _pass_adapter_names(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 from peft import PeftModel
 from peft.utils import CONFIG_NAME
 
+from bayeslora.adapter.loading import restored_on_failure
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.data_frames import Results
 from bayeslora.errors import InputError
@@ -371,25 +372,26 @@ def load_run(
         raise InputError(f"{directory.path}: has no adapter yet; give its train command again to go on with it")
     foreign = find_method(config.method).foreign()
     report = report or Silent()
-    if directory.is_adapter:
-        drawn = f"{config.prediction.samples if samples is None else samples} draws"
-        report.say(f"{directory.path}: an adapter without a run: {drawn}, and questions in the format of benchmarks")
-    loaded = loaded or load_base(config, device, trust_remote_code=trust_remote_code)
-    adapted = load_any_adapter(loaded, directory)
-    if not directory.is_adapter:
-        require_method(adapted, config, directory)
     calibrated = not raw and directory.calibration.exists()
     calibration = Calibration.load(directory.calibration) if calibrated else Calibration()
-    if foreign is not None:
-        foreign.attach(adapted)
+    own = calibration_of_method(directory) if calibrated else Calibration()
+    known = Familiarity.load(directory.familiarity) if calibrated and directory.familiarity.exists() else None
     samples = config.prediction.samples if samples is None else samples
     check_samples(samples)
     if draw_layers is None:
         draw_layers = calibration.draw_layers if calibrated else config.prediction.draw_layers
     check_depth(draw_layers, "draw_layers")
-    own = calibration_of_method(directory) if calibrated else Calibration()
-    known = Familiarity.load(directory.familiarity) if calibrated and directory.familiarity.exists() else None
-    trained = TrainedModel(directory, config, loaded, adapted, samples, draw_layers, calibration, own, report, known)
-    own_scale = directory.is_adapter and not calibrated
-    set_scale(adapted, scale_of(adapted) if own_scale else calibration.posterior_scale)
-    return trained
+    if directory.is_adapter:
+        report.say(
+            f"{directory.path}: an adapter without a run: {samples} draws, and questions in the format of benchmarks"
+        )
+    loaded = loaded or load_base(config, device, trust_remote_code=trust_remote_code)
+    with restored_on_failure(loaded.model):
+        adapted = load_any_adapter(loaded, directory)
+        if not directory.is_adapter:
+            require_method(adapted, config, directory)
+        if foreign is not None:
+            foreign.attach(adapted)
+        own_scale = directory.is_adapter and not calibrated
+        set_scale(adapted, scale_of(adapted) if own_scale else calibration.posterior_scale)
+    return TrainedModel(directory, config, loaded, adapted, samples, draw_layers, calibration, own, report, known)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +33,7 @@ from bayeslora.train.component_callback import ReplaceFailedComponents
 from bayeslora.train.objective import KLWeight
 from bayeslora.train.optimise import clip_scales, multiplier_of, parameter_groups, parameter_kinds
 from bayeslora.train.processes import Processes
+from bayeslora.train.unsaved_state import load_unsaved_state, save_unsaved_state
 
 if TYPE_CHECKING:
     from transformers import Trainer as _Base
@@ -76,6 +78,7 @@ class BayesLoraTrainerMixin(_Base):
         self.add_callback(_Start(self._aim))
         self.add_callback(ReplaceFailedComponents(self))
         self._kl_logs: dict[str, list[Tensor]] = {}
+        self._examples: Tensor | int | None = None
 
     @property
     def kl_weight(self) -> float:
@@ -142,8 +145,24 @@ class BayesLoraTrainerMixin(_Base):
         if num_items_in_batch is None:
             return labels_per_example(labels)
         processes = self.args.world_size if self.args.average_tokens_across_devices else 1
-        examples = self.args.train_batch_size * self.current_gradient_accumulation_steps * processes
+        full = self.args.train_batch_size * self.current_gradient_accumulation_steps * processes
+        examples = full if self._examples is None else self._examples
         return torch.as_tensor(num_items_in_batch).clamp(min=1) / examples
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
+        """The batches of a step as the trainer collects them, counting their rows: the last step of an epoch may have fewer."""
+        batches, items = super().get_batch_samples(*args, **kwargs)
+        self._examples = sum(map(self._rows, batches))
+        if self.args.average_tokens_across_devices and self.args.world_size > 1:
+            self._examples = self.accelerator.gather(torch.tensor(self._examples, device=self.args.device)).sum()
+        return batches, items
+
+    def _rows(self, batch: Any) -> int:
+        """Number of examples in a batch; that of a full one where they are joined into one row, or none can be counted."""
+        labels = batch.get("labels") if isinstance(batch, Mapping) else None
+        if labels is None or (len(labels) == 1 and "position_ids" in batch):
+            return int(self.args.train_batch_size)
+        return len(labels)
 
     def _micro_batches(self, num_items_in_batch: Tensor | int | None) -> int:
         """Divisor of the KL; 1 where the trainer divides the loss itself, which it does unless that is normalised already."""
@@ -189,6 +208,18 @@ class BayesLoraTrainerMixin(_Base):
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Exclude the posterior from weight decay, which would work against the KL on its scales."""
         return [name for name in super().get_decay_parameter_names(model) if f"{ATTRIBUTE}." not in name]
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Save the state of random numbers, and with it what of a posterior's training its file does not have."""
+        super()._save_rng_state(output_dir)
+        if self.args.should_save:
+            save_unsaved_state(find_holder(self.model), Path(output_dir))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Restore the optimiser where training goes on from a checkpoint, and what of the posterior is not in its file."""
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            load_unsaved_state(find_holder(self.model), Path(checkpoint))
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Put the likelihood and the KL as it is weighted first, both averaged since the last report; then what the trainer
