@@ -28,15 +28,26 @@ RANK = "rank"
 KNOWN = {column.metric: column for column in (*SHIFT_COLUMNS, DISTANCE_COLUMN, *CALIBRATED_COLUMNS)}
 
 
-def cells(sections: Mapping[str, Any], metric: str) -> dict[str, dict[str, Cell]]:
-    """One metric by method and task."""
-    found: dict[str, dict[str, Cell]] = {}
+def by_seed(sections: Mapping[str, Any], metric: str) -> dict[str, dict[str, dict[int, float]]]:
+    """One metric by method, task and seed."""
+    found: dict[str, dict[str, dict[int, float]]] = {}
     for task, methods in sections.items():
         for method, record in methods.items():
-            values = tuple(run["metrics"][metric] for run in record["runs"] if metric in run["metrics"])
+            values = {run["seed"]: run["metrics"][metric] for run in record["runs"] if metric in run["metrics"]}
             if values:
-                found.setdefault(method, {})[task] = Cell(values, record.get("ties_best", {}).get(metric, False))
+                found.setdefault(method, {})[task] = values
     return found
+
+
+def cells(sections: Mapping[str, Any], metric: str) -> dict[str, dict[str, Cell]]:
+    """One metric by method and task."""
+    return {
+        method: {
+            task: Cell(tuple(values.values()), sections[task][method].get("ties_best", {}).get(metric, False))
+            for task, values in row.items()
+        }
+        for method, row in by_seed(sections, metric).items()
+    }
 
 
 def of_seeds(sections: Mapping[str, Any], seeds: Sequence[int]) -> dict[str, Any]:
@@ -84,25 +95,34 @@ def rank_table(sections: Mapping[str, Any], columns: Sequence[Column] = COLUMNS)
             if RANK in row:
                 ranks.setdefault(method, {})[column.metric] = row[RANK]
     shown = [Column(column.metric, column.title.rstrip("↑↓ "), digits=1) for column in columns]
-    by_first = dict(sorted(ranks.items(), key=lambda item: item[1][columns[0].metric].mean))
-    return markdown(by_first, shown)
+    return markdown(_by_first(ranks, shown[0]), shown)
+
+
+def _by_first(rows: Mapping[str, Mapping[str, Cell]], first: Column) -> dict[str, Mapping[str, Cell]]:
+    """Rows with the best by the first column on top, without those that lack it."""
+    known = [(method, row) for method, row in rows.items() if first.metric in row]
+    return dict(sorted(known, key=lambda item: item[1][first.metric].mean, reverse=first.largest))
 
 
 def mean_table(sections: Mapping[str, Any], columns: Sequence[Column]) -> str:
     """Means over the tasks in all metrics, the best method by the first of them on top.
 
-    They are by seed; where a method has more seeds on some tasks than on others, there is one mean, of the tasks' own.
+    They are by seed; where a method has other seeds on some tasks than on others, there is one mean, of the tasks' own.
     """
     rows: dict[str, dict[str, Cell]] = {}
     for column in columns:
-        for method, row in cells(sections, column.metric).items():
+        for method, row in by_seed(sections, column.metric).items():
             if len(row) == len(sections):
-                even = len({len(cell.values) for cell in row.values()}) == 1
-                values = [cell.values if even else (cell.mean,) for cell in row.values()]
-                rows.setdefault(method, {})[column.metric] = Cell(tuple(map(mean, zip(*values, strict=True))))
-    first = columns[0]
-    ranked = sorted(rows.items(), key=lambda item: item[1][first.metric].mean, reverse=first.largest)
-    return markdown(dict(ranked), columns)
+                rows.setdefault(method, {})[column.metric] = Cell(_over_tasks(list(row.values())))
+    return markdown(_by_first(rows, columns[0]), columns)
+
+
+def _over_tasks(tasks: Sequence[Mapping[int, float]]) -> tuple[float, ...]:
+    """Mean over the tasks of every seed, or one of all if the tasks have different seeds."""
+    seeds = tasks[0].keys()
+    if any(task.keys() != seeds for task in tasks):
+        return (mean(mean(task.values()) for task in tasks),)
+    return tuple(mean(task[seed] for task in tasks) for seed in seeds)
 
 
 def draw(sections: Mapping[str, Any], path: Path) -> None:

@@ -167,6 +167,15 @@ def test_model_against_itself_is_no_difference() -> None:
     assert (result.difference, result.low, result.high, result.p_value) == (0.0, 0.0, 0.0, 1.0)
 
 
+def test_models_that_differ_by_rounding_tie_on_every_resample() -> None:
+    """Ties count on both sides of zero; those that rounding breaks would all count on one."""
+    probs, labels = random_case(0, rows=50)
+    other = probs * (1 - 2**-52)
+    assert not np.array_equal(probs, other)
+    result = paired_bootstrap(nll, probs, other, labels, resamples=50)
+    assert (result.low, result.high, result.p_value) == (0.0, 0.0, 1.0)
+
+
 def same_everywhere(p: float) -> NDArray[np.float64]:
     """Twenty questions whose right answer, the first, has this probability."""
     return np.tile([p, 1 - p], (20, 1))

@@ -7,7 +7,7 @@ import torch
 from peft import get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM, TextIteratorStreamer
 
-from adapter.cases import MODELS, adapted, config, foreign_model, generator
+from adapter.cases import MODELS, adapted, config, foreign_model, generator, logits
 from bayeslora import find_holder
 from bayeslora.adapter.foreign import FOREIGN
 from bayeslora.errors import InputError
@@ -94,6 +94,15 @@ def test_every_architecture(architecture):
         written = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False)
     rows = by_hand(model, ids[0].tolist(), samples=3, seed=1, steps=4)
     assert written[0, 4:].tolist() == [row[0] for row in rows][: written.shape[1] - 4]
+
+
+def test_the_base_model_is_not_averaged():
+    """Without its adapters a model has no draws to average: not even where rows could be taken for them."""
+    model = adapted()
+    with model.disable_adapter():
+        plain = logits(model)
+    with posterior_predictive(model, samples=2), model.disable_adapter():
+        assert torch.equal(logits(model), plain)
 
 
 def test_a_batch_of_prompts_equals_each_alone():
@@ -251,6 +260,12 @@ def test_a_watcher_is_told_nothing_of_rows_that_have_ended_and_can_end_all():
     for row, one in enumerate(got):
         assert sum(row in rows for rows in told) == len(one.token_ids)
         assert one.ended == (one.token_ids[-1] == whole[0].token_ids[2])
+    told.clear()
+    model.generation_config.eos_token_id = None
+    stopped = Writing(max_new_tokens=6, stop=(TOKENIZER.decode(whole[0].token_ids[2:3]),))
+    got = generate(model, TOKENIZER, PROMPTS, stopped, watch=lambda tokens: told.append(set(tokens)))
+    assert len(got[0].token_ids) < max(len(one.token_ids) for one in got)
+    assert [sum(row in rows for rows in told) for row in range(len(got))] == [len(one.token_ids) for one in got]
     before = find_holder(model)._mode
     with pytest.raises(ZeroDivisionError):
         generate(model, TOKENIZER, PROMPTS, SHORT, watch=lambda tokens: 1 / 0)

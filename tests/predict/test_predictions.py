@@ -256,6 +256,14 @@ def test_a_temperature_softens_the_average_and_leaves_the_draws():
     assert np.array_equal(cold.draws, warm.draws) and np.array_equal(cold.choices, warm.choices)
 
 
+def test_a_low_temperature_leaves_every_option_possible():
+    """Probabilities that float64 cannot hold would be those of options that a question lacks, and their NLL infinite."""
+    predictor, items, encoded = predictor_and_items(samples=1, calibration=Calibration(temperature=1e-5))
+    predictions = predictor(items, encoded)
+    assert (predictions.present == (predictor_and_items()[0](items, encoded).probabilities > 0)).all()
+    assert np.isfinite(predictions.metrics()["nll"])
+
+
 def test_equal_options_are_answered_with_the_same_text_in_any_order():
     """Two options of the same tokens have the same probability and the same total."""
     predictor, *_ = predictor_and_items(samples=2)

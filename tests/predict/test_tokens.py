@@ -157,6 +157,13 @@ def test_probabilities_that_float32_cannot_hold_keep_the_nll_finite():
     assert score_tokens(log_p, torch.tensor([1])).nll == pytest.approx(200.0)
 
 
+def test_only_what_is_impossible_has_an_infinite_nll():
+    """At a low temperature even float64 cannot hold what is possible; probability 0 is for what is not."""
+    log_p = torch.tensor([[0.0, -2000.0, -torch.inf]])
+    assert 700 < score_tokens(log_p, torch.tensor([1])).nll < 750
+    assert score_tokens(log_p, torch.tensor([2])).nll == np.inf
+
+
 def test_a_predictor_gives_the_scores_of_all_tokens_in_the_order_of_the_texts(model):
     given = texts()
     predictions = TokenPredictor(model, sampling=Sampling(SAMPLES, 5), batch_tokens=40)(given)

@@ -13,7 +13,7 @@ import pytest
 
 from bayeslora import load_run
 from bayeslora.runs import batch
-from bayeslora.runs.answer_file import AnswerFile
+from bayeslora.runs.answer_file import AnswerFile, read_answers
 from bayeslora.runs.trained import TrainedModel
 from tasks.cases import write_lines
 from train.tiny import bayeslora, finished, question
@@ -152,4 +152,13 @@ def test_of_a_group_that_was_computed_together_all_answers_are_kept_or_none(
         assert (out.done, out.failed) == (kept, min(kept, 1))
         for number in range(out.done, 6):
             out.write({"answer": number} if number else {"error": "no answer"})
-    assert [json.loads(line).get("answer") for line in path.read_text().splitlines()] == [None, 1, 2, 3, 4, 5]
+    assert [answer.get("answer") for answer in read_answers(path)] == [None, 1, 2, 3, 4, 5]
+
+
+def test_answers_may_hold_separators_of_lines(tmp_path: Path) -> None:
+    """A text may hold what Unicode takes for the end of a line; JSON escapes the line feed alone."""
+    path, answers = tmp_path / "answers.jsonl", [{"answer": f"a{end}b"} for end in "\u2028\u2029\x85\x0b\x1c\r\n"]
+    with AnswerFile(path, {}, force=False) as out:
+        for answer in answers:
+            out.write(answer)
+    assert read_answers(path) == answers

@@ -20,6 +20,7 @@ from bayeslora.remote.expert import Expert, letter_question, read_letter
 from bayeslora.runs.cascade import cascade_curve, run_cascade, second_run
 from bayeslora.runs.trained import TrainedModel
 from bayeslora.tasks import Item, require_gold
+from bayeslora.tasks.choices import choice_candidate
 from train.tiny import bayeslora, finished
 
 
@@ -100,6 +101,8 @@ def test_the_curve_goes_from_the_second_to_the_first() -> None:
         ("D", None),
         ("", None),
         ("none", None),
+        ("I think B", 1),
+        ("OK: C", 2),
     ],
 )
 def test_the_first_letter_counts(said: str, number: int | None) -> None:
@@ -147,6 +150,16 @@ def test_a_chat_model_is_asked_for_the_letter(items: tuple[Item, ...]) -> None:
             f"{letter}. {option.strip()}" in letter_question(item)
             for letter, option in zip("ABCDEF", item.options, strict=False)
         )
+
+
+def test_more_options_than_letters_are_refused_before_anything_is_asked(items: tuple[Item, ...]) -> None:
+    many = choice_candidate("many", "Which?", [f"it {k}" for k in range(27)], list(map(str, range(27))), 0).item
+    with (
+        chat_server(lambda content: {"role": "assistant", "content": "A"}) as (url, bodies),
+        pytest.raises(InputError, match=r"'many' has 27 options, and an expert .* at most 26"),
+    ):
+        Expert(Endpoint(url), "large")([*items, many])
+    assert not bodies
 
 
 def test_a_reply_without_text_is_refused(items: tuple[Item, ...]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +98,6 @@ def test_evaluating_again_gives_the_same(run: Path, tmp_path: Path, capsys: pyte
 
 
 def test_calibrating_chooses_a_threshold(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import shutil
-
     copied = tmp_path / "run"
     shutil.copytree(run, copied)
     assert bayeslora("calibrate", copied, "--coverage", 0.5, "--quiet") == 0
@@ -165,6 +165,39 @@ def test_interrupted_answering_goes_on_where_it_was(task: str, tmp_path: Path, m
     assert {name for name in whole if whole[name] != parts[name]} == {"result.json"}
 
 
+@pytest.mark.system
+def test_answers_of_other_weights_or_questions_are_not_continued(
+    run: Path, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation that was interrupted, and then a run that was trained again, or a file of other questions."""
+    from bayeslora.predict.generation.confidence import AnswerWriter
+    from bayeslora.runs.evaluation import evaluate
+
+    copied, questions = tmp_path / "run", tmp_path / "questions"
+    shutil.copytree(run, copied)
+    shutil.copytree(task, questions)
+
+    def stop(self: Any, prompts: Any) -> Any:
+        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        (tmp_path / "out/answers.jsonl.partial").unlink(missing_ok=True)
+        with monkeypatch.context() as patched:
+            patched.setattr(AnswerWriter, "__call__", stop)
+            with pytest.raises(KeyboardInterrupt):
+                evaluate(load_run(copied), str(questions), "test", out=tmp_path / "out")
+
+    interrupted()
+    lines = (questions / "test.jsonl").read_text().splitlines(keepends=True)
+    (questions / "test.jsonl").write_text("".join([*lines[1:], lines[0]]))
+    with pytest.raises(InputError, match=r"answers\.jsonl\.partial: holds answers that were made otherwise"):
+        evaluate(load_run(copied), str(questions), "test", out=tmp_path / "out")
+    interrupted()
+    train(replace(config(task), seed=1), copied, force=True)
+    with pytest.raises(InputError, match=r"answers\.jsonl\.partial: holds answers that were made otherwise"):
+        evaluate(load_run(copied), str(questions), "test", out=tmp_path / "out")
+
+
 def test_metrics_of_answers_by_hand() -> None:
     right, confidence = [True, False, True, False], [0.9, 0.6, 0.5, 0.1]
     rows = [{"right": r, "confidence": c, "f1": float(r)} for r, c in zip(right, confidence, strict=True)]
@@ -192,8 +225,6 @@ def test_all_right_or_all_wrong_is_a_doubt() -> None:
 
 @pytest.mark.system
 def test_the_page_of_a_run_shows_confident_wrong_answers(run: Path, tmp_path: Path) -> None:
-    import shutil
-
     copied = tmp_path / "run"
     shutil.copytree(run, copied)
     assert bayeslora("report", copied, "--quiet") == 0

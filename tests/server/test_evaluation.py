@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,11 @@ def test_a_temperature_is_brought_to_what_was_measured(raw: TrainedModel) -> Non
     assert low is not None and high is not None and low < want.metrics()["nll"] < high
     assert seen.risk_coverage is not None
     assert seen.risk_coverage[0].threshold == pytest.approx(want.probabilities.max(), abs=1e-6)
+
+
+def test_a_low_temperature_leaves_the_figures_finite(raw: TrainedModel) -> None:
+    cold = evaluate_run(replace(raw, calibration=Calibration(temperature=1e-4, task="tiny")), "tiny", 16)
+    assert cold.metrics is not None and math.isfinite(cold.metrics["nll"])
 
 
 def test_a_temperature_of_the_method_itself_is_taken_out_first(raw: TrainedModel, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from string import ascii_letters
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from bayeslora.errors import InputError
 from bayeslora.tasks import SPLITS, EncodedItem, Item, Prompt, encode_item, encode_items, load_task
 from bayeslora.tasks.boolq import read_boolq
-from bayeslora.tasks.choices import read_choices
+from bayeslora.tasks.choices import choice_candidate, read_choices
 from bayeslora.tasks.encode import beginning_ids
+from bayeslora.tasks.labelled import labelled_item
 from bayeslora.tasks.winogrande import read_winogrande
 
 from .cases import boolq_row
@@ -65,6 +67,15 @@ def test_letters_of_questions_whose_prompt_shows_none(smollm2: Any, item: Item) 
     encoded = encode_item(item, smollm2, "letter")
     assert encoded.option_ids == [[330], [389]] and item.letter_prompt is not None
     assert smollm2.decode(encoded.prompt_ids) == item.letter_prompt.text != item.prompt.text
+
+
+def test_many_options_are_answered_by_label_only_where_the_prompt_lists_them(smollm2: Any) -> None:
+    names = [f"kind {k}" for k in range(30)]
+    listed = choice_candidate("q", "Which?", names, list(ascii_letters[:30]), 3).item
+    assert len(encode_item(listed, smollm2, "letter").option_ids) == 30
+    with pytest.raises(InputError, match=r"'x': it has 30 options, which its prompt does not list.*use scoring 'text'"):
+        encode_item(replace(labelled_item("x", "a text", names), labels=listed.labels), smollm2, "letter")
+    assert encode_item(labelled_item("x", "a text", names[:26]), smollm2, "letter").option_ids[25]
 
 
 def test_a_passage_is_cut_where_letters_answer_too(smollm2: Any) -> None:

@@ -117,6 +117,16 @@ def test_csv_with_quotes_commas_and_line_breaks(tmp_path: Path) -> None:
     ]
 
 
+def test_cells_of_csv_may_be_long_and_empty(tmp_path: Path) -> None:
+    """An empty answer is a missing one under any name of its column; other readers of CSV keep their limit."""
+    path, long, limit = tmp_path / "mine.csv", "x" * 200_000, csv.field_size_limit()
+    path.write_text(f"question,answer,gold,text\n{long},,,\n", encoding="utf-8")
+    assert [row.values for row in read_table(path)] == [{"question": long, "answer": None, "gold": "", "text": ""}]
+    (renamed,) = read_table(path, {"answer": "gold"})
+    assert renamed.values["gold"] is None and renamed.values["text"] == ""
+    assert csv.field_size_limit() == limit
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
@@ -254,7 +264,27 @@ def test_texts_are_packed_with_the_end_between_them(tmp_path: Path) -> None:
         ("two", "2", False),
         ("an apple", "a pear", False),
         ("1e3", "1000", True),
-        ("", "the", True),
+        ("", "the", False),
+        ("A", "B", False),
+        ("a", "the", False),
+        ("vitamin A", "vitamin", False),
+        ("vitamin A", "Vitamin a.", True),
+        ("C++", "C", False),
+        ("C#", "C", False),
+        ("-3 degrees", "3 degrees", False),
+        ("\u22123 degrees", "-3 degrees", True),
+        ("1.5 m", "15 m", False),
+        ("1/2 cup", "12 cup", False),
+        ("1,000 men", "1000 men", True),
+        ("well-known", "wellknown", True),
+        ("+", "-", False),
+        ("?", "", False),
+        ("-$5", "-5", True),
+        ("$.50", "0.5", True),
+        (".5", "5", False),
+        ("7%", "0.07", True),
+        ("57.1%", "0.571", True),
+        ("it\u2019s", "it's", True),
     ],
 )
 def test_answers_that_say_the_same(left: str, right: str, same: bool) -> None:

@@ -127,8 +127,7 @@ def paired_bootstrap_over_runs(
             raise ValueError(f"probs_a and probs_b must have the same shape, got {a[0].shape} and {other.shape}")
     level = check_open_share(level, "level")
     mean_a, mean_b = _Mean(metric, a, y), _Mean(metric, b, y)
-    draws = np.subtract(*_resample([mean_a, mean_b], resamples, seed))
-    _require_numbers(draws)
+    draws = _differences(*_resample([mean_a, mean_b], resamples, seed))
     tail = min(int((draws <= 0).sum()), int((draws >= 0).sum()))
     p_value = min(1.0, 2 * (tail + 1) / (len(draws) + 1))
     everywhere = slice(None)
@@ -179,6 +178,9 @@ class _Mean:
         return terms if np.isfinite(terms).all() else None
 
 
+_ROUNDING = 1e-12
+"""Rounding makes two means differ by less than this, or this times the larger of them if that is above 1."""
+
 _AT_ONCE = 2**22
 """Rows of resamples in memory at once."""
 
@@ -210,6 +212,15 @@ def _draw_runs(count: int, rounds: int, seed: int) -> NDArray[np.float64]:
     """Weights ``[rounds, runs]`` of runs drawn with replacement; equal for equal ``count``."""
     drawn = np.random.default_rng([seed, count]).multinomial(count, np.full(count, 1 / count), size=rounds)
     return drawn / count
+
+
+def _differences(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``a − b``, and 0 where that is within the rounding of sums, so that ties count on both sides."""
+    with np.errstate(invalid="ignore"):  # infinity minus infinity is refused below
+        draws = np.subtract(a, b)
+    _require_numbers(draws)
+    draws[np.abs(draws) < _ROUNDING * np.maximum(1.0, np.maximum(np.abs(a), np.abs(b)))] = 0.0
+    return draws
 
 
 def _require_numbers(draws: NDArray[np.float64]) -> None:

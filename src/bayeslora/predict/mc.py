@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bayeslora.adapter.base import ATTRIBUTE, Holder, find_any_holder
@@ -17,6 +19,16 @@ from bayeslora.errors import InputError
 
 Observer = Callable[[Tensor], None]
 """Callback with the log-probabilities ``[n, B, T, vocabulary]`` of all draws before averaging."""
+
+LEAST_PROBABILITY = float(np.finfo(np.float64).tiny)
+"""Least probability of what is possible, about 2e-308. At a low temperature others would become 0, and their NLL infinite."""
+
+
+def keep_possible(
+    probabilities: NDArray[np.float64], log_probabilities: NDArray[np.floating[Any]]
+) -> NDArray[np.float64]:
+    """Probabilities of at least :data:`LEAST_PROBABILITY` wherever their logarithm is finite."""
+    return np.where(np.isneginf(log_probabilities), probabilities, np.maximum(probabilities, LEAST_PROBABILITY))
 
 
 def average_draws(log_probabilities: Tensor) -> Tensor:
@@ -115,14 +127,17 @@ def posterior_predictive(
 
 @contextmanager
 def averaging(model: nn.Module, n: int, observe: Observer | None = None) -> Iterator[Averaging]:
-    """Inside the block a model that repeats its batch for ``n`` draws averages them; a single draw is unchanged to the bit."""
-    if n > 1 and not find_any_holder(model).fans_out:
+    """Inside the block a model that repeats its batch for ``n`` draws averages them; a single draw is unchanged to the bit, and
+    so is the base model, where adapters are disabled."""
+    holder = find_any_holder(model)
+    if n > 1 and not holder.fans_out:
         raise InputError("adapters of PEFT's own cannot average their draws while writing; use samples 0 or 1")
     root = next(module for module in model.modules() if ATTRIBUTE in module._modules)
     state = Averaging(next(model.parameters()).device)
 
     def average(root: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        if not state.active or (observe is None and n == 1):
+        disabled = getattr(holder, "disable_adapters", False)  # then the batch is not repeated
+        if not state.active or disabled or (observe is None and n == 1):
             return None
         log_probabilities = output.logits.unflatten(0, (n, -1)).float().log_softmax(-1)
         if observe is not None:

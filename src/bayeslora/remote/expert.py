@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from bayeslora.errors import InputError
 from bayeslora.remote.endpoint import Endpoint
 from bayeslora.tasks import Item
 
@@ -32,25 +34,29 @@ class Expert:
 
     def __call__(self, items: Sequence[Item]) -> list[int | None]:
         """Numbers of the chosen options; ``None`` where the reply names none."""
+        asked = [letter_question(item) for item in items]  # refuses a question before the first request
+        options = [len(item.options) for item in items]
         with ThreadPoolExecutor(self.workers, "bayeslora-expert") as executor:
-            return list(executor.map(self._ask, items))
+            return list(executor.map(self._ask, asked, options))
 
-    def _ask(self, item: Item) -> int | None:
-        said = self.endpoint.chat(self.model, [{"role": "user", "content": letter_question(item)}], ANSWER_TOKENS)
-        return read_letter(said, len(item.options))
+    def _ask(self, question: str, options: int) -> int | None:
+        said = self.endpoint.chat(self.model, [{"role": "user", "content": question}], ANSWER_TOKENS)
+        return read_letter(said, options)
 
 
 def letter_question(item: Item) -> str:
-    """A question with its options by letter, and what to reply."""
-    options = "\n".join(f"{_letter(number)}. {option.strip()}" for number, option in enumerate(item.options))
+    """A question with its options by letter, and what to reply; one with more options than letters is refused."""
+    letters, count = string.ascii_uppercase, len(item.options)
+    if count > len(letters):
+        raise InputError(
+            f"question {item.id!r} has {count} options, and an expert that replies with a letter can be asked about at most "
+            f"{len(letters)}; leave it out, or take a run as the second model"
+        )
+    options = "\n".join(f"{letter}. {option.strip()}" for letter, option in zip(letters, item.options, strict=False))
     return f"{item.prompt.text}\n\n{options}\n\nReply with the letter of the right option and nothing else."
 
 
 def read_letter(said: str, options: int) -> int | None:
-    """Number of the option whose letter a reply names first, if it names one."""
-    found = next((ord(match) - ord("A") for match in _LETTER.findall(said)), options)
-    return found if found < options else None
-
-
-def _letter(number: int) -> str:
-    return chr(ord("A") + number)
+    """Number of the option whose letter a reply names first, if it names one; other capital letters are words."""
+    named = (ord(letter) - ord("A") for letter in _LETTER.findall(said))
+    return next((number for number in named if number < options), None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from bayeslora.predict.calibrate import Calibration
 from bayeslora.report.blocks import Drawing, Gallery, Note, Plain, Section
 from bayeslora.report.reading import checking, require_equal
 from bayeslora.report.wording import SHOWN, in_words, short
+from bayeslora.runs.answer_file import read_answers
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.free_answers import answer_metrics, with_confidence
 
@@ -26,8 +26,7 @@ Records = Sequence[Mapping[str, Any]]
 def answer_section(directory: RunDirectory, saved: Mapping[str, float]) -> Section:
     """Figures of the answers of a run, which must match its saved metrics."""
     with checking(directory.answers):
-        lines = directory.answers.read_text(encoding="utf-8").splitlines()
-        records = [json.loads(line) for line in lines]
+        records = read_answers(directory.answers)
         again = answer_metrics(records)
     require_equal(directory.result, {name: saved[name] for name in again if name in saved}, again)
     sides: dict[str, Records] = {"as trained": records}

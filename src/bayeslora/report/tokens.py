@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from bayeslora.report.blocks import Drawing, Gallery, Note, Plain, Section
 from bayeslora.report.free_answers import answer_section
 from bayeslora.report.reading import checking, numbers, require_equal
 from bayeslora.report.wording import COT, short
+from bayeslora.runs.answer_file import read_answers
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.result import RunResult
 from bayeslora.runs.solving import solving_metrics
@@ -123,8 +123,7 @@ def _drawings(split: str, parts: Mapping[str, TokenScores]) -> list[Drawing]:
 def _solutions(directory: RunDirectory, saved: Mapping[str, float]) -> Section:
     """Table of solutions, those with a wrong answer first."""
     with checking(directory.solutions):
-        lines = directory.solutions.read_text(encoding="utf-8").splitlines()
-        records = sorted((json.loads(line) for line in lines), key=lambda it: (it["right"], it["id"]))
+        records = sorted(read_answers(directory.solutions), key=lambda it: (it["right"], it["id"]))
         rows = [
             [
                 str(it["id"]),

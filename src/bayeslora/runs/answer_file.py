@@ -81,5 +81,11 @@ class AnswerFile:
             return None
 
 
+def read_answers(path: Path) -> list[dict[str, Any]]:
+    """All answers of a finished file. Only a line feed ends a line, since texts may hold other separators of Unicode."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        return [json.loads(line) for line in file]
+
+
 def _is_failure(line: bytes) -> bool:
     return "error" in json.loads(line)

@@ -89,7 +89,8 @@ def _evaluate(
     if reference is not None:
         read_reference(reference, split)  # fail early
     texts = task.encode(split, trained.loaded.tokenizer, trained.config.data.max_tokens)
-    evaluated = trained.token_evaluator()(task, split, texts, None if out is None else RunDirectory(out), reference)
+    evaluator = replace(trained.token_evaluator(), state=trained.directory.fingerprint())
+    evaluated = evaluator(task, split, texts, None if out is None else RunDirectory(out), reference)
     return evaluated, {"texts": len(texts), "tokens": sum(text.terms for text in texts)}
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from bayeslora.progress import Advance
-from bayeslora.runs.answer_file import AnswerFile
+from bayeslora.runs.answer_file import AnswerFile, read_answers
 
 
 class Named(Protocol):
@@ -62,7 +61,7 @@ class BatchedGeneration(Generic[T]):
         with AnswerFile(path, dict(settings), force=path.exists()) as out:  # a complete file without a result is redone
             for record in self(items, out.done, advance):
                 out.write(record)
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return read_answers(path)
 
     def _batches(self, items: Sequence[T]) -> Iterator[list[T]]:
         lengths = {item.id: self.length(item) for item in items}

@@ -31,6 +31,7 @@ from bayeslora.runs.saved_config import to_dict
 from bayeslora.runs.solving import make_solver, solving_metrics
 from bayeslora.tasks import AnswerTask, EncodedText, FreeQuestion, ProblemTask, TokenTask
 from bayeslora.tasks.boxed import require_checker
+from bayeslora.tasks.rows import digest
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -104,6 +105,7 @@ class TokenEvaluator:
         predictor: predicts tokens.
         report: receives progress reports.
         calibration: for metrics of free answers after calibration.
+        state: fingerprint of a finished run; texts that another one has begun to write are not continued.
     """
 
     config: RunConfig
@@ -112,6 +114,7 @@ class TokenEvaluator:
     predictor: TokenPredictor
     report: Reporter
     calibration: Calibration | None = None
+    state: str = ""
 
     def __call__(
         self,
@@ -148,7 +151,7 @@ class TokenEvaluator:
         )
         problems = chosen(tuple(task.load(split)), config.solutions, "solutions")
         path = None if directory is None else directory.solutions
-        records = solver.records(problems, path, self._settings(task, split), self.report.stage("solving"))
+        records = solver.records(problems, path, self._settings(task, split, problems), self.report.stage("solving"))
         figures = solving_metrics(records) if records else {}
         figures |= {f"{COT}{name}": value for name, value in predictions.metrics().items()}
         return _evaluated(predictions, split, figures, {"solutions": len(records)})
@@ -185,14 +188,18 @@ class TokenEvaluator:
         questions: Sequence[FreeQuestion] = chosen(
             tuple(task.load(split)), self.config.prediction.solutions, "solutions"
         )
-        return answering.records(questions, path, self._settings(task, split), self.report.stage("answering"))
+        return answering.records(
+            questions, path, self._settings(task, split, questions), self.report.stage("answering")
+        )
 
-    def _settings(self, task: TokenTask[Any], split: str) -> dict[str, Any]:
+    def _settings(self, task: TokenTask[Any], split: str, asked: Sequence[object]) -> dict[str, Any]:
         """All that generated texts depend on."""
         return {
             "config": to_dict(self.config),
+            "run_state": self.state,
             "task": task.name,
             "split": split,
+            "data": digest(repr(list(asked))),
             "samples": self.predictor.sampling.samples,
             "draw_layers": self.predictor.sampling.layers,
             "posterior_scale": self.predictor.calibration.posterior_scale,

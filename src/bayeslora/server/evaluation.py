@@ -19,6 +19,7 @@ from bayeslora.errors import InputError
 from bayeslora.metrics import bootstrap_interval, reliability_bins, risk_coverage
 from bayeslora.metrics.scores import top_class
 from bayeslora.predict.calibrate import Calibration, apply_temperature
+from bayeslora.predict.mc import keep_possible
 from bayeslora.predict.questions.predictions import INTERVALS, read_predictions
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.saved_config import saved_run, to_dict
@@ -104,7 +105,8 @@ def _at_temperature(
 ) -> tuple[dict[str, Any], tuple[NDArray[np.float64], NDArray[np.int64]]]:
     """Main metrics and predictions at a temperature; chosen answers, and with them accuracy, stay the same."""
     with np.errstate(divide="ignore"):  # absent options have probability 0
-        softened = np.exp(apply_temperature(np.log(probabilities), temperature))
+        log_probabilities = apply_temperature(np.log(probabilities), temperature)
+    softened = keep_possible(np.exp(log_probabilities), log_probabilities)
     spans = {
         name: asdict(bootstrap_interval(metric, softened, gold)) for name, metric in INTERVALS.items() if name != "acc"
     }

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import string
 from collections import Counter
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bayeslora.errors import InputError
 from bayeslora.tasks.conversations import Completion, Conversation, encode_example, truncate
-from bayeslora.tasks.rows import Candidate, Malformed, checked_text, row_id, text_field
+from bayeslora.tasks.rows import Candidate, Malformed, checked_text, normalise, row_id, text_field
 from bayeslora.tasks.token_store import TokenStore
 from bayeslora.tasks.tokens import EncodedText, Lessons, TokenTask
 
@@ -117,19 +118,34 @@ def encode_answer(question: FreeQuestion, tokenizer: PreTrainedTokenizerBase) ->
 
 # When two answers are the same ----------------------------------------------------------------------------------------
 
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_ARTICLES = re.compile(r"\b(a|an|the)\b(?=\s+\S)")
+"""Articles stand before a word; ``A`` alone, or in ``vitamin A``, is none."""
+
 _NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(?:[eE][-+]?\d+)?%?")
+_CURRENCY = re.compile(r"^([-+]?)[$€£]\s*")
+
+_MEANT = re.compile(
+    r"(?<!\w)-(?=[$€£]?\.?\d)"  # minus
+    r"|(?<=\d)[./](?=\d)|(?<!\w)(?<!\.)\.(?=\d)"  # decimal point and fraction
+    r"|(?<=\w)[+#]+"  # C++, C#
+)
+_IGNORED = re.compile(f"({_MEANT.pattern})|[{re.escape(string.punctuation)}]")
 
 
 def normalise_answer(text: str) -> str:
-    """An answer without case, punctuation, articles and surplus space, as SQuAD compares answers."""
-    bare = text.lower().translate(str.maketrans("", "", string.punctuation))
-    return " ".join(_ARTICLES.sub(" ", bare).split())
+    """An answer without case, punctuation, articles and surplus space, as SQuAD compares answers.
+
+    What gives a number its value (``-3``, ``1.5``, ``1/2``) or is part of a name (``C++``) is kept, and so is a text of
+    punctuation alone.
+    """
+    lower = normalise(text.lower())
+    bare = _IGNORED.sub(lambda match: match[1] or "", lower)
+    return " ".join(_ARTICLES.sub(" ", bare).split()) or lower
 
 
 def as_number(text: str) -> float | None:
     """The value of an answer that is a number, perhaps with a currency, a unit of per cent or thousands separators."""
-    bare = text.strip().strip("$€£. ").replace("\u2212", "-")
+    bare = _CURRENCY.sub(r"\1", normalise(text)).rstrip("$€£. ")
     if not _NUMBER.fullmatch(bare):
         return None
     return float(bare.rstrip("%").replace(",", "")) / (100 if bare.endswith("%") else 1)
@@ -139,7 +155,7 @@ def same_free_answer(left: str, right: str) -> bool:
     """Whether two answers say the same: equal numbers, or equal texts after normalisation."""
     a, b = as_number(left), as_number(right)
     if a is not None and b is not None:
-        return a == b
+        return math.isclose(a, b, rel_tol=1e-12)
     return normalise_answer(left) == normalise_answer(right)
 
 

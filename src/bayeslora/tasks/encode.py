@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
+from string import ascii_uppercase
 from typing import TYPE_CHECKING, Literal, get_args
 
 from bayeslora.errors import InputError, did_you_mean
@@ -60,6 +61,8 @@ def encode_item(
     for text, ids in zip(texts, option_ids, strict=True):
         _check_option(item, scoring, text, len(ids) - len(shared))
     prompt = prompt_of(item, scoring)
+    if scoring == "letter":
+        _check_labels_shown(item, prompt)
     prompt_ids = plain_ids(prompt.text, tokenizer)
     if not prompt_ids:
         raise InputError(f"item {item.id!r}: its prompt is empty; give it a text that the options can follow")
@@ -119,6 +122,16 @@ def _check_option(item: Item, scoring: Scoring, text: str, tokens: int) -> None:
         )
     if tokens == 0:
         raise InputError(f"item {item.id!r}: option {text!r} has no tokens; give it a text")
+
+
+def _check_labels_shown(item: Item, prompt: Prompt) -> None:
+    """Refuse many labels that the prompt does not list, as of texts to classify: their probabilities would mean nothing."""
+    count = len(item.labels)
+    if count > len(ascii_uppercase) and any(f"\n{label}. " not in prompt.text for label in item.labels):
+        raise InputError(
+            f"item {item.id!r}: it has {count} options, which its prompt does not list by label, and scoring by letter needs "
+            f"that (texts to classify have letters for at most {len(ascii_uppercase)} labels); use scoring 'text'"
+        )
 
 
 def plain_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:

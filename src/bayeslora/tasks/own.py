@@ -239,7 +239,7 @@ def file_rows(path: Path, how: OwnFormat) -> OwnRows:
 
 
 def _reader(path: Path, how: OwnFormat) -> Callable[[], Iterator[Row]]:
-    return lambda: (_renamed(row, how.columns) for row in read_table(path))
+    return lambda: (_renamed(row, how.columns) for row in read_table(path, how.columns))
 
 
 def _renamed(row: Row, columns: Mapping[str, str]) -> Row:

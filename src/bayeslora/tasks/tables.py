@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,9 @@ TABLES = (*SUFFIXES, *CSV, *PARQUET)
 LISTS = ("messages", "choices", "labels", "prompt", "completion")
 """Fields that may be lists, which CSV has as JSON."""
 
+OPTIONAL = ("answer", "labels")
+"""Fields that are missing where a cell of CSV is empty."""
+
 
 def check_table(path: Path) -> None:
     """Refuse a path whose name is not that of a file of rows."""
@@ -30,27 +33,28 @@ def check_table(path: Path) -> None:
         raise InputError(f"{path}: is not named {', '.join(TABLES)}; pass a file of rows with such a name")
 
 
-def read_table(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file, one by one."""
+def read_table(path: Path, columns: Mapping[str, str] | None = None) -> Iterator[Row]:
+    """Yield the rows of a file, one by one. ``columns`` are the names that our fields have there, if they have others."""
     if path.name.endswith(SUFFIXES):
         for number, line in read_lines(path):
             yield Row(parse_object(line, f"{path}, line {number}"), f"{path}, line {number}")
     elif path.name.endswith(CSV):
-        yield from _csv_rows(path)
+        yield from _csv_rows(path, {theirs: ours for ours, theirs in (columns or {}).items()})
     else:
         yield from _parquet_rows(path)
 
 
-def _csv_rows(path: Path) -> Iterator[Row]:
-    """Rows below a header. Text in quotes may contain line breaks."""
+def _csv_rows(path: Path, ours: Mapping[str, str]) -> Iterator[Row]:
+    """Rows below a header. Text in quotes may contain line breaks. ``ours`` are our names of its columns."""
     lines = csv.reader(all_lines(path, LONGEST_LINE), strict=True)
+    records = _records(lines)
     try:
-        header = next(lines, None)
+        header = next(records, None)
         if header is None:
             return
         if len(set(header)) < len(header):
             raise InputError(f"{path}, line 1: a column is named twice ({', '.join(header)}); rename one")
-        for cells in lines:
+        for cells in records:
             if not cells:
                 continue
             origin = f"{path}, line {lines.line_num}"
@@ -58,13 +62,28 @@ def _csv_rows(path: Path) -> Iterator[Row]:
                 raise InputError(
                     f"{origin}: has {len(cells)} cells under {len(header)} columns; quote cells with commas"
                 )
-            yield Row({name: _cell(name, cell) for name, cell in zip_longest(header, cells)}, origin)
+            yield Row({name: _cell(ours.get(name, name), cell) for name, cell in zip_longest(header, cells)}, origin)
     except csv.Error as error:
         raise InputError(f"{path}, line {lines.line_num}: is not valid CSV ({error}); quote its cells") from error
 
 
+def _records(lines: Iterator[list[str]]) -> Iterator[list[str]]:
+    """Cells of every line, of at most ``LONGEST_LINE`` characters each; the limit of other readers in the process is kept."""
+    while True:
+        limit = csv.field_size_limit(LONGEST_LINE)
+        try:
+            cells = next(lines, None)
+        finally:
+            csv.field_size_limit(limit)
+        if cells is None:
+            return
+        yield cells
+
+
 def _cell(name: str, cell: str) -> Any:
-    """The value of a cell: JSON for lists, otherwise text."""
+    """The value of a cell: nothing if it may be missing, JSON for lists, otherwise text."""
+    if name in OPTIONAL and not cell:
+        return None
     if name in LISTS and cell.startswith("["):
         try:
             return json.loads(cell)

@@ -138,14 +138,14 @@ class Record:
 
     Args:
         top: how many of the most probable tokens to record.
-        end_tokens: tokens that end a row.
+        ends: whether a row with these tokens, which had not ended before the last of them, has ended.
         streamer: another streamer to forward tokens to.
     """
 
-    def __init__(self, top: int, end_tokens: set[int], streamer: BaseStreamer | None = None) -> None:
+    def __init__(self, top: int, ends: Callable[[Sequence[int]], bool], streamer: BaseStreamer | None = None) -> None:
         self.watch: Watch | None = None
         self._top = top
-        self._end_tokens = end_tokens
+        self._ends = ends
         self._streamer = streamer
         self._observed: deque[tuple[Tensor, Tensor, Tensor]] = deque()
         self._rows: list[list[Token]] | None = None
@@ -169,8 +169,9 @@ class Record:
         for row, token in zip(self._rows, tokens, strict=True):
             row.append(token)
         if self.watch is not None:
-            self.watch({row: token for row, token in enumerate(tokens) if row not in self._ended})
-        self._ended.update(row for row, token in enumerate(tokens) if token.id in self._end_tokens)
+            news = {row: token for row, token in enumerate(tokens) if row not in self._ended}
+            self.watch(news)
+            self._ended.update(row for row in news if self._ends([token.id for token in self._rows[row]]))
 
     def end(self) -> None:
         """Signal the end of generation to the streamer."""
@@ -224,6 +225,16 @@ class End:
             if found:
                 return cls(shorter, text[: min(found)], True)
         raise AssertionError("the text holds a stop that none of its beginnings does")
+
+
+def has_ended(
+    ids: Sequence[int], end_tokens: set[int], stop: Sequence[str], tokenizer: PreTrainedTokenizerBase
+) -> bool:
+    """Whether the last token is an end token, or the text holds a stop text."""
+    if ids[-1] in end_tokens or not stop:
+        return ids[-1] in end_tokens
+    text = str(tokenizer.decode(ids, skip_special_tokens=True))
+    return any(word in text for word in stop)
 
 
 def _entropy(log_probabilities: Tensor) -> Tensor:

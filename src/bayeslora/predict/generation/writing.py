@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ from bayeslora.adapter.sampling import Sampling, evaluating
 from bayeslora.data_frames import Results
 from bayeslora.errors import InputError, did_you_mean
 from bayeslora.number_checks import check_count, check_number
-from bayeslora.predict.generation.results import End, Generation, Record, Watch
+from bayeslora.predict.generation.results import End, Generation, Record, Watch, has_ended
 from bayeslora.predict.mc import posterior_predictive
 
 if TYPE_CHECKING:
@@ -126,7 +127,8 @@ def generate(
     """
     writing = writing or Writing()
     given = _padded(encode_prompts(tokenizer, prompts), tokenizer, model)
-    record = Record(top, _end_tokens(model), streamer)
+    finding = {"end_tokens": _end_tokens(model), "stop": writing.stop, "tokenizer": tokenizer}
+    record = Record(top, partial(has_ended, **finding), streamer)
     with (
         evaluating(model),
         posterior_predictive(model, samples, writing.seed, layers=layers, observe=record.observe) as averaging,
@@ -135,7 +137,7 @@ def generate(
             record.watch = averaging.while_set_aside(watch)
         sequences = _generate(model, tokenizer, given, writing, record)
     written = sequences[:, given["input_ids"].shape[1] :]
-    ends = [End.find(ids, _end_tokens(model), writing.stop, tokenizer) for ids in written.tolist()]
+    ends = [End.find(ids, **finding) for ids in written.tolist()]
     return record.generations(ends)
 
 

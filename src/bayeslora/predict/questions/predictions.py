@@ -19,7 +19,7 @@ from bayeslora.atomic_files import replacing
 from bayeslora.data_frames import make_frame, said_metrics
 from bayeslora.errors import InputError
 from bayeslora.metrics import ReliabilityBins
-from bayeslora.predict.mc import average_draws
+from bayeslora.predict.mc import average_draws, keep_possible
 from bayeslora.predict.questions.tie_breaking import choose_options
 from bayeslora.tasks import Item, Scoring, continuations, distance_to_truth, require_gold, truth_entropy
 from bayeslora.tasks.sources import parse_object, read_lines
@@ -46,7 +46,7 @@ class Predictions:
 
     Attributes:
         items: the questions.
-        probabilities: ``[N, O]``, averaged over the draws; 0 where a question has no such option.
+        probabilities: ``[N, O]``, averaged over the draws; 0 only where a question has no such option.
         choices: ``[N]``, the chosen options.
         draws: ``[n, N, O]``, the distributions before averaging.
         distances: ``[N]``, how far the questions' features are from those of training, if that was fitted.
@@ -67,7 +67,7 @@ class Predictions:
         totals = average_draws(scores.totals).numpy()
         choices = choose_options(predictive, totals, [continuations(item, scoring) for item in items])
         draws = scores.log_probabilities.exp().numpy()
-        return cls(tuple(items), np.exp(predictive), np.array(choices), draws)
+        return cls(tuple(items), keep_possible(np.exp(predictive), predictive), np.array(choices), draws)
 
     def metrics(self) -> dict[str, float]:
         """All metrics as fractions (NLL and entropies in nats); the questions must have answers."""

@@ -23,7 +23,7 @@ from torch.nn.attention import sdpa_kernel
 from bayeslora.adapter.base import find_any_holder
 from bayeslora.adapter.sampling import Sampling, sampled
 from bayeslora.metrics import TokenScores
-from bayeslora.predict.mc import average_in_turn
+from bayeslora.predict.mc import average_in_turn, keep_possible
 from bayeslora.predict.questions.options import ATTENTION
 from bayeslora.predict.questions.scorer import require_numbers
 from bayeslora.tasks.tokens import EncodedText
@@ -141,11 +141,12 @@ def score_tokens(log_probabilities: Tensor, labels: Tensor) -> TokenScores:
     """:func:`bayeslora.metrics.token_scores` computed on the device of the distributions ``[tokens, vocabulary]``."""
     probabilities = log_probabilities.exp()
     highest, guess = log_probabilities.max(-1)
-    right = log_probabilities.gather(-1, labels.unsqueeze(-1)).squeeze(-1).double().exp()
+    log_right = log_probabilities.gather(-1, labels.unsqueeze(-1)).squeeze(-1).double()
+    right = log_right.exp()
     entropy = torch.special.entr(probabilities).sum(-1)
     brier = probabilities.square_().sum(-1).double() - 2.0 * right + 1.0
     return TokenScores(
-        label_probability=right.cpu().numpy(),
+        label_probability=keep_possible(right.cpu().numpy(), log_right.cpu().numpy()),
         confidence=highest.exp().cpu().numpy(),
         correct=(guess == labels).cpu().numpy(),
         entropy=entropy.double().cpu().numpy(),
