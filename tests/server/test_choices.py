@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -94,6 +95,41 @@ def test_questions_that_wait_are_answered_together_as_if_alone(trained: TrainedM
         assert [got[name] for name in ("answer", "prediction_set")] == [
             want[name] for name in ("answer", "prediction_set")
         ]
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that waits long for requests that it expects."""
+    monkeypatch.setattr("bayeslora.server.worker.GATHER_SHARE", 1e9)
+    monkeypatch.setattr("bayeslora.server.worker.GATHER_SECONDS", 30.0)
+
+
+@pytest.mark.usefixtures("patient")
+def test_clients_that_ask_again_at_once_are_answered_together_and_do_not_take_turns(trained: TrainedModel) -> None:
+    with held_up(trained) as (engine, worker, client), ThreadPoolExecutor(4) as pool:
+
+        def ask(times: int) -> None:
+            for _ in range(times):
+                assert client.post("/v1/choices", json=ASKED).status_code == 200
+
+        clients = [pool.submit(ask, 3)]
+        assert engine.begun.wait(20)
+        clients += [pool.submit(ask, 2) for _ in range(3)]
+        wait_for(lambda: worker.depth == 3)
+        engine.go.set()
+        for one in clients:
+            one.result()
+        assert engine.log == [("answer", 1), ("answer", 4), ("answer", 4)]
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_client_alone_waits_for_no_other(trained: TrainedModel) -> None:
+    with held_up(trained) as (engine, _, client):
+        engine.go.set()
+        start = time.monotonic()
+        for _ in range(3):
+            client.post("/v1/choices", json=ASKED)
+        assert time.monotonic() - start < 25 and engine.log == [("answer", 1)] * 3
 
 
 @pytest.mark.parametrize("method", ["lora", "blob", "mc-dropout", "laplace", "c-lora"])

@@ -3,6 +3,10 @@
 Queued questions with equal settings are answered together. So are texts with equal settings, if decoding is greedy. A batch
 can change them by rounding only: where two tokens are equally likely to the last bits, the other one may be chosen.
 
+Clients that have just been answered often ask again at once. A batch that began before they do would leave them to the next one,
+and two halves of the clients would take turns. So the next batch waits for as many requests as there were at a time during the
+last one, but no longer than a tenth of what that took.
+
 While a text is generated, queued questions are answered between its tokens, one batch at a time: they wait for a token and not
 for a text, and the text waits for at most one batch per token.
 """
@@ -10,6 +14,7 @@ for a text, and the text waits for at most one batch per token.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -34,6 +39,10 @@ STOPPING = "the server is shutting down"
 
 END_SECONDS = 2.0
 """Timeout for the thread to end once stopped, which it does before the next module of the model."""
+
+
+GATHER_SHARE, GATHER_SECONDS = 0.1, 0.1
+"""Maximum wait for requests that are about to come: this share of the last batch's time, and this long."""
 
 
 class Full(Exception):
@@ -113,6 +122,8 @@ class ModelWorker:
         self._questions: deque[QuestionJob] = deque()
         self._texts: deque[TextJob] = deque()
         self._taken: set[QueuedRequest[Any, Any]] = set()
+        self._peak = 0
+        self._gather_until = 0.0
         self._changed = threading.Condition()
         self._closed = False
         self._stopped = threading.Event()
@@ -181,6 +192,7 @@ class ModelWorker:
             for job in jobs:
                 self._taken.add(job)
                 job.future.add_done_callback(partial(self._forget, job))
+            self._peak = max(self._peak, len(self._taken))
             self._changed.notify()
 
     def _forget(self, job: QueuedRequest[Any, Any], future: Future[Any]) -> None:
@@ -193,18 +205,24 @@ class ModelWorker:
         """Process the queue. Texts are first, since questions are answered between their tokens."""
         with suppress(Interrupted), interruptible(self._engine.trained.model, self._stopped.is_set):
             while self._wait():
+                start = time.monotonic()
                 with self._changed:
+                    self._peak = len(self._taken)
                     texts = _pick(self._texts, self._kind_of_text)
                 if texts:
                     self._write(texts)
                 self._answer_waiting()
                 if self._doubted:
                     self._try_out()
+                now = time.monotonic()
+                self._gather_until = now + min(GATHER_SHARE * (now - start), GATHER_SECONDS)
 
     def _wait(self) -> bool:
-        """Wait for a request; returns false if the thread has to end."""
+        """Wait for a request, and shortly for others that are expected; returns false if the thread has to end."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self.depth > 0)
+            enough, patience = min(self._peak, BATCH), self._gather_until - time.monotonic()
+            self._changed.wait_for(lambda: self._closed or self.depth >= enough, max(0.0, patience))
             return self.depth > 0 and not self._stopped.is_set()
 
     def _try_out(self) -> None:
