@@ -98,6 +98,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["convert"], ["FILE.gguf", "DIRECTORY", "bayeslora convert --help"]),
         (["convert", "a.gguf"], ["DIRECTORY"]),
         (["convert", "a.gguf", "b", "c"], ["c"]),
+        (["models", "--epochs", "3"], ["bayeslora: --epochs is no option of models; see bayeslora models --help\n"]),
+        (["models", "--zzz"], ["bayeslora: unknown: --zzz; see bayeslora models --help\n"]),
         (["models", "--jso"], ["bayeslora: unknown: --jso; did you mean --json?; see bayeslora models --help\n"]),
         (["convert", "missing.gguf", "out"], ["missing.gguf: no such file"]),
     ],

@@ -150,6 +150,12 @@ def test_what_the_file_leaves_open_is_required(tmp_path: Path, capsys: pytest.Ca
     assert "--task" in (err := refusal(capsys)) and "--model" not in err and "bayeslora train --help" in err
 
 
+def test_a_run_to_start_from_may_lack_settings_of_its_adapter(tmp_path: Path) -> None:
+    write_settings(tmp_path / "config.json", {"model": "smollm2", "adapter": None})
+    verb = cli.parse(["train", "--start-from", str(tmp_path), "--task", "urns", "--out", "x"])
+    assert verb.experiment.model == "smollm2"
+
+
 @pytest.mark.parametrize("targets", [["q_proj", "v_proj"], "all-linear"])
 def test_an_adapter_of_peft_to_start_from_gives_model_and_shape(targets: Any, tmp_path: Path) -> None:
     said = {"base_model_name_or_path": "org/model", "r": 4, "lora_alpha": 12, "target_modules": targets}

@@ -37,6 +37,13 @@ def check_count(name: str, value: Any, least: int = 1) -> None:
         raise InputError(f"{name} is {value!r}; give a whole number of at least {least}")
 
 
+def check_seed(value: Any) -> None:
+    """Refuse what no generator takes as its seed."""
+    check_count("seed", value, least=0)
+    if value >= 2**64:
+        raise InputError(f"seed is {value}; give a number below 2^64")
+
+
 def is_number(value: Any) -> bool:
     """Whether a value is a finite real number and not a boolean."""
     real = isinstance(value, Real) and not isinstance(value, bool)

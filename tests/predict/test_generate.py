@@ -320,6 +320,7 @@ def test_nothing_is_left_behind(monkeypatch):
         ({"temperature": math.nan}, "temperature is nan"),
         ({"top_p": 0.0}, "top_p is 0.0; give a finite number above 0 and of at most 1"),
         ({"top_k": -1}, "top_k is -1; give a whole number of at least 0"),
+        ({"seed": 2**64}, f"seed is {2**64}; give a number below 2^64"),
         ({"stop": ("a", "")}, "stop holds an empty text"),
     ],
 )

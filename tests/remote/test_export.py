@@ -130,6 +130,7 @@ def test_the_manifest_says_what_there_is(trained: TrainedModel, export: Path) ->
         "adapts_head": False,
         "scoring": "text",
         "max_tokens": 1024,
+        "context": 512,
         "posterior_scale": 2.0,
         "temperature": 1.7,
         "threshold": 0.4,
@@ -294,6 +295,8 @@ def test_a_directory_in_use_is_refused(trained: TrainedModel, export: Path, tmp_
         export_run(trained, 1, tmp_path / "file")
     with pytest.raises(InputError, match="samples is -1"):
         export_run(trained, -1, tmp_path / "out")
+    with pytest.raises(InputError, match=f"seed is {2**64}; give a number below"):
+        export_run(trained, 1, tmp_path / "out", seed=2**64)
 
 
 def test_an_export_that_fails_leaves_nothing(

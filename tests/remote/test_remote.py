@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from email.message import Message
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import numpy as np
 import pytest
@@ -91,6 +94,20 @@ def test_remote_answers_are_local_ones(model: RemoteModel, trained: TrainedModel
         )
     asked = model.ask(*ASK, passage="Three is odd.")
     assert asked.probabilities == pytest.approx(trained.ask(*ASK, passage="Three is odd.").probabilities, abs=1e-5)
+
+
+def test_a_long_question_without_a_passage_is_kept_whole_where_it_fits_the_model(
+    url: str, export: Path, trained: TrainedModel, tmp_path: Path
+) -> None:
+    values = read_json(export / "manifest.json") | {"max_tokens": 48}
+    (tmp_path / "manifest.json").write_text(json.dumps(values))
+    long = (f"Is it {'very ' * 30}even?", ["yes", "no"])
+    assert RemoteModel(url, tmp_path).ask(*long).probabilities == pytest.approx(
+        trained.ask(*long).probabilities, abs=1e-5
+    )
+    (tmp_path / "manifest.json").write_text(json.dumps({name: it for name, it in values.items() if name != "context"}))
+    with pytest.raises(InputError, match="at most 48 are allowed"):  # an export of an earlier version
+        RemoteModel(url, tmp_path).ask(*long)
 
 
 def test_letters_and_heads_are_served_too(tmp_path: Path) -> None:
@@ -274,15 +291,20 @@ def test_a_server_that_never_answers(url: str, export: Path, completions: Comple
     assert "no answer within 0.1 s" in failure(OSError, RemoteModel(url, export, timeout=0.1, retries=1))
 
 
-def test_an_answer_that_drips_is_not_waited_for(url: str, export: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Dripping:
-        length = None
+class Dripping(io.BytesIO):
+    """A body without an end."""
 
-        def read1(self, size: int) -> bytes:
-            return b" "
+    length = None
 
+    def read1(self, size: int | None = -1) -> bytes:
+        return b" "
+
+
+def test_an_answer_that_drips_is_not_waited_for() -> None:
     with pytest.raises(TimeoutError):
-        endpoint._read(Dripping(), time.monotonic() + 0.02)
+        endpoint._read(Dripping(), time.monotonic() + 0.02, 2**60)
+    error = HTTPError("http://here", 503, "Busy", Message(), Dripping())
+    assert str(endpoint._http_failure(error, time.monotonic() + 0.02)) == "HTTP 503 Busy"
 
 
 def test_an_unknown_model_is_told_and_not_tried_again(
@@ -407,6 +429,8 @@ def test_an_endless_answer_is_not_read(
         (lambda export: RemoteModel("file:///etc/passwd", export), "give one such as http://"),
         (lambda export: RemoteModel("http://127.0.0.1:x", export), "give one such as http://"),
         (lambda export: RemoteModel("http://", export), "give one such as http://"),
+        (lambda export: RemoteModel("http://a..b", export), "give one such as http://"),
+        (lambda export: RemoteModel("http://host/ü", export), "write its path in ASCII"),
         (lambda export: RemoteModel("http://me:pass@host", export), "give a key as api_key"),
         (lambda export: RemoteModel("http://host", export, api_key="a\nb"), "no header can hold"),
         (lambda export: RemoteModel("http://host", export, timeout=0), "timeout is 0"),

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from bayeslora.runs import batch
 from bayeslora.runs.answer_file import AnswerFile, read_answers
 from bayeslora.runs.trained import TrainedModel
 from tasks.cases import write_lines
-from train.tiny import bayeslora, finished, question
+from train.tiny import bayeslora, finished, model_directory, question
 
 BAD = {
     "no json": "is not valid JSON",
@@ -76,6 +77,15 @@ def test_many_choices_with_labels_are_one_question(trained: Path, tmp_path: Path
     assert sum(line["probabilities"]) == pytest.approx(1) if "error" not in line else "tokens" in line["error"]
 
 
+def test_a_long_question_is_answered_as_it_is_alone(trained: Path, tmp_path: Path) -> None:
+    """It has no passage to truncate, and fits the model's context."""
+    run = load_run(trained)
+    short = replace(run, config=replace(run.config, data=replace(run.config.data, max_tokens=48)))
+    long = {"question": f"Is it {'very ' * 30}even?", "choices": ["yes", "no"]}
+    (answer,) = batch.answer_file(short, write_lines(tmp_path / "questions.jsonl", [long]), 0.9)
+    assert answer["probabilities"] == pytest.approx(short.ask(**long).probabilities)
+
+
 def test_few_lines_are_in_memory_at_a_time(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write_lines(tmp_path / "questions.jsonl", [question(k) for k in range(7)])
     asked: list[int] = []
@@ -112,6 +122,8 @@ def test_it_goes_on_where_it_was_interrupted(
         torn.write('{"line": 5, "id": "q')
     assert bayeslora(*words, out, "--samples", "1") == 2
     assert "holds answers that were made otherwise; remove it, or use --force" in capsys.readouterr().err
+    for other in (("--model", model_directory()), ("--raw",)):
+        assert bayeslora(*words, out, *other) == 2 and "made otherwise" in capsys.readouterr().err
     calibration, times = trained / "adapter" / "calibration.json", (file.stat().st_atime_ns, file.stat().st_mtime_ns)
     calibration.write_text('{"temperature": 2.0}')
     assert bayeslora(*words, out) == 2 and "made otherwise" in capsys.readouterr().err

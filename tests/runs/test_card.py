@@ -19,7 +19,7 @@ from bayeslora.metrics import reliability_bins_from_confidence
 from bayeslora.runs.card import make_card, public_name
 from bayeslora.runs.card_figure import reliability_svg
 from bayeslora.runs.result import RunResult
-from bayeslora.train import DataConfig, PredictionConfig, train
+from bayeslora.train import DataConfig, PredictionConfig, TrainingConfig, train
 from tasks.cases import write_lines
 from tiers import some
 from train.tiny import bayeslora, model_directory, read_json, run_config
@@ -168,6 +168,57 @@ def test_to_the_hub_and_back(run: Path, hub: Path, capsys: pytest.CaptureFixture
     assert back.classify(["the number 7"])[0].probabilities == pytest.approx(
         local.classify(["the number 7"])[0].probabilities, abs=1e-6
     )
+
+
+def test_paths_are_not_taken_for_names_of_the_hub_in_another_directory(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``models/base`` is a directory where the run was trained, and has the form of an id."""
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copytree(model_directory(), tmp_path / "models/base")
+    for start, split in enumerate(("train", "validation", "test")):
+        rows = [{"text": f"{k}", "label": "ab"[k % 2]} for k in range(20 * start, 20 * start + 20)]
+        write_lines(tmp_path / f"data/secret/{split}.jsonl", rows)
+    monkeypatch.chdir(tmp_path)
+    quick = TrainingConfig(epochs=1, batch_size=30)
+    prediction = PredictionConfig(samples=2)
+    train(run_config(model="models/base", task="data/secret", training=quick, prediction=prediction), Path("run"))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert bayeslora("push", tmp_path / "run", "org/tickets") == 0
+    for path in (hub / "org/tickets").iterdir():
+        content = path.read_bytes()
+        assert b"models/base" not in content and b"data/secret" not in content and bytes(tmp_path) not in content
+    assert "# bayesian-lora on secret" in (hub / "org/tickets/README.md").read_text(encoding="utf-8")
+    assert read_json(hub / "org/tickets/calibration.json")["task"] == "secret"
+
+
+def test_a_calibration_from_the_hub_is_replaced_only_if_that_is_wanted(
+    run: Path, hub: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bayeslora("push", run, "org/tickets") == 0
+    words = (
+        "calibrate",
+        "org/tickets",
+        "--model",
+        model_directory(),
+        "--task",
+        run.parent / "tickets.jsonl",
+        "--quiet",
+    )
+    assert bayeslora(*words, "--coverage", 0.5) == 0  # in place of that of training
+    kept = (hub / "org/tickets/calibration.json").read_bytes()
+    capsys.readouterr()
+    assert bayeslora(*words) == 2 and "is calibrated already; use --force" in capsys.readouterr().err
+    assert (hub / "org/tickets/calibration.json").read_bytes() == kept
+
+
+def test_a_server_calls_a_model_of_the_hub_by_its_id(run: Path, hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    monkeypatch.setattr("bayeslora.server.run.serve", lambda trained, name, *rest: names.append(name) or True)
+    assert bayeslora("push", run, "org/tickets") == 0
+    assert bayeslora("serve", "org/tickets", "--model", model_directory(), "--port", 0, "--quiet") == 0
+    assert bayeslora("serve", run, "--port", 0, "--quiet") == 0
+    assert names == ["org/tickets", "run"]
 
 
 @pytest.mark.parametrize("labels", [[1, 2], "ab", {"a": 1}])

@@ -78,10 +78,12 @@ def announcement(what: Served, **changes: Any) -> Announcement:
 
 
 @contextmanager
-def resident(trained: TrainedModel, what: Served, limits: Limits | None = None) -> Iterator[Announcement]:
+def resident(
+    trained: TrainedModel, what: Served, limits: Limits | None = None, idle: float | None = None
+) -> Iterator[Announcement]:
     """A server of this process that has announced itself."""
     limits = limits or Limits(grace=2)
-    own = announcement(what, samples=trained.config.prediction.samples)
+    own = announcement(what, samples=trained.config.prediction.samples, idle=idle)
     app = create_app(Engine(trained, limits), NAME, TOKEN, announcement=own)
     with live(app, limits) as url:
         own = replace(own, port=urlsplit(url).port)
@@ -452,6 +454,21 @@ def test_without_its_libraries_nothing_stays(
     assert bayeslora("predict", run, *QUESTION, "--stay", 1) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "pip install" in line and "uvicorn" in line
+
+
+def test_a_server_that_ends_sooner_is_not_replaced_but_told(
+    run: Path, trained: TrainedModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("predict", run, *QUESTION, *CPU, "--stay")
+    with resident(trained, served(run), idle=5.0):
+        assert bayeslora(*words, 5) == 0 and not capsys.readouterr().err
+        assert bayeslora(*words, 60) == 0
+        said = (
+            f"in memory already, for 5 minutes and not 60; to change that, end it first: bayeslora serve {run} --stop"
+        )
+        assert said in capsys.readouterr().err
+    with resident(trained, served(run)):
+        assert bayeslora(*words, 60) == 0 and not capsys.readouterr().err
 
 
 def test_there_may_be_nothing_to_stop(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -323,6 +323,7 @@ def test_a_port_in_use(run: Path, free_port: int, capsys: pytest.CaptureFixture[
     [
         (["--port", 70000], "port is 70000; give a number from 0"),
         (["--host", "256.1.1.1"], "host is '256.1.1.1', not an address of this machine"),
+        (["--host", "a..b"], "host is 'a..b', not an address of this machine"),
         (["--token-file", "nowhere"], "nowhere: the token cannot be read"),
         (["--queue", 0], "queue is 0; give a finite number above 0"),
         (["--timeout", "nan"], "timeout is nan; give a finite number above 0"),

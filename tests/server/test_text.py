@@ -442,6 +442,22 @@ def test_questions_are_answered_between_tokens(trained: TrainedModel) -> None:
         assert text.result().json()["choices"][0]["text"] == written(trained, "red", 40, temperature=1.5, seed=3).text
 
 
+def test_questions_are_answered_while_every_draw_writes_by_itself(trained: TrainedModel) -> None:
+    """To compare a text with theirs takes as long as the text."""
+    with held_up(trained) as (engine, _, client), ThreadPoolExecutor(2) as pool:
+        engine.go.set()
+        engine.delay = 0.02
+        alone = client.post("/v1/choices", json=ASKED).json()
+        body = {"prompt": "red", "max_tokens": 20, "temperature": 0, "agreement": True}
+        want = client.post("/v1/completions", json=body).json()["choices"]
+        engine.log.clear()
+        text = pool.submit(client.post, "/v1/completions", json=body)
+        wait_for(lambda: ("token", 0) in engine.log)
+        assert client.post("/v1/choices", json=ASKED).json() == alone
+        assert not text.done()
+        assert text.result().json()["choices"] == want
+
+
 def test_a_stream_whose_client_has_gone_is_given_up(trained: TrainedModel) -> None:
     with held_up(trained) as (engine, _, client):
         engine.go.set()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from bayeslora.predict.calibrate import Calibration
     from bayeslora.predict.generation.confidence import WrittenAnswer
     from bayeslora.runs.trained import TrainedModel
+    from bayeslora.server.announcement import Served
     from bayeslora.tasks import Item
 
 NOT_OF_ANSWER = ("model", "draws", "level", "deterministic")
@@ -116,9 +117,19 @@ class Predict(OfDraws):
             return None
         wanted = self.served(raw=self.raw)
         if self.stay is not None:
-            ensure_resident(wanted, self._words(), self.stay)
+            self._ensure_resident(wanted, self.stay)
         reply = ask_resident(wanted, self.samples, path, {**body, "level": self.level, "alone": True})
         return None if reply is None else {name: it for name, it in reply.items() if name not in NOT_OF_ANSWER}
+
+    def _ensure_resident(self, wanted: Served, minutes: float) -> None:
+        """Have a server that answers as wanted, and say so if it ends sooner than it is to."""
+        stays = ensure_resident(wanted, self._words(), minutes)
+        if stays < minutes and not self.quiet:
+            print(
+                f"bayeslora: note: the model is in memory already, for {stays:g} minutes and not {minutes:g}; to change that, "
+                f"end it first: bayeslora serve {self.directory} --stop",
+                file=sys.stderr,
+            )
 
     def _words(self) -> list[str]:
         """Options of a server that answers as this process would."""
@@ -149,11 +160,11 @@ class Predict(OfDraws):
     def _answer_file(self, source: Path) -> None:
         from bayeslora.runs.answer_file import AnswerFile
         from bayeslora.runs.batch import CHUNK, answer_file
-        from bayeslora.runs.directory import RunDirectory
         from bayeslora.tasks.tables import check_table
 
         source = source.expanduser()
         check_table(source)
+        self.require_directory()
         if self.output is None:
             with self._ready() as trained:
                 done, failed = _print_answers(answer_file(trained, source, self.level))
@@ -161,12 +172,9 @@ class Predict(OfDraws):
             settings = {
                 "input": str(source),
                 "input_state": _state_of(source),
-                "run": str(self.directory),
-                "run_state": RunDirectory(self.directory).fingerprint(),
+                "served": asdict(self.served(raw=self.raw)),
                 "samples": self.samples,
-                "draw_layers": self.draw_layers,
                 "level": self.level,
-                "raw": self.raw,
             }
             with AnswerFile(self.output, settings, chunk=CHUNK, force=self.force) as out:
                 with self._ready() as trained:

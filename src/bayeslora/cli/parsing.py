@@ -20,7 +20,12 @@ _TYRO_WORDS = {
     r"Missing value for argument '(-\S+)'\. Expected 1 values\.": r"\1 needs a value",
     r"Missing from bayeslora( \w+)?: ": "missing: ",
     r" \(required\)": "",
-    r"Unrecognized options: ": "unknown: ",
+    r"Unrecognized or misplaced options: (-[\w-]+) \(applied to bayeslora (\w+)\).*; Perhaps you meant: \1 .*(?=; For full)": (
+        r"\1 is no option of \2"
+    ),
+    r"Unrecognized (?:or misplaced )?options: ": "unknown: ",
+    r" \(applied to bayeslora \w+\)": "",
+    r" Arguments are applied to the directly preceding subcommand, so ordering can matter\.": "",
     r"Perhaps you meant: (-[\w-]+).*(?=; For full helptext)": r"did you mean \1?",
     r"(is not one of .*?)'None', ": r"\1",
     r"For full helptext, (?:see|run:?) ": "see ",

@@ -12,6 +12,7 @@ from bayeslora.cli.common import DataOptions, OfDraws, OutputOptions, StudyOptio
 from bayeslora.errors import InputError
 from bayeslora.progress import reporter
 from bayeslora.runs.config import Pairs, RunConfig
+from bayeslora.runs.location import find_directory
 from bayeslora.studies.comparison import Comparison
 from bayeslora.train.errors import RunsFailed
 
@@ -145,9 +146,8 @@ class Calibrate(OfDraws, DataOptions):
         """Calibrate, with the chosen values on stdout."""
         self.require_directory()
         from bayeslora.predict.calibrate import Calibration
-        from bayeslora.runs.directory import RunDirectory
 
-        kept = RunDirectory(self.directory).calibration
+        kept = find_directory(self.directory).calibration
         if kept.exists() and not self.force and not Calibration.load(kept).automatic:
             raise InputError(f"{kept}: the run is calibrated already; use --force to do it again")
         with self.loaded(raw=True) as trained:

@@ -12,6 +12,7 @@ from tyro.conf import OmitArgPrefixes
 
 from bayeslora.cli.common import OfDraws
 from bayeslora.errors import InputError
+from bayeslora.hub_names import is_hub_id
 from bayeslora.number_checks import check_number
 from bayeslora.runs.location import find_directory
 from bayeslora.server.announcement import Announcement
@@ -76,7 +77,8 @@ class Serve(OfDraws):
                 raise InputError(
                     f"samples is {trained.samples} and max-samples {self.limits.max_samples}; raise that, or give --samples"
                 )
-            url = url_of(listening)
+            url, given = url_of(listening), str(self.directory)
+            name = given if is_hub_id(given) else trained.directory.path.resolve().name
             announcement = Announcement(
                 served=served,
                 place=str(trained.model.device),
@@ -84,17 +86,19 @@ class Serve(OfDraws):
                 host=listening.getsockname()[0],
                 port=listening.getsockname()[1],
                 token=token,
+                idle=self.idle,
             )
 
             def ready() -> None:
                 _announce(announcement)
-                told = {"url": url, "model": trained.directory.path.resolve().name}
-                print(json.dumps(told) if self.json else f"serving {told['model']} at {url}", flush=True)
+                print(json.dumps({"url": url, "model": name}) if self.json else f"serving {name} at {url}", flush=True)
 
             hosts = Hosts.of(self.host, self.allowed_hosts)
             idle = None if self.idle is None else 60 * self.idle
             try:
-                ended = serve(trained, listening, self.limits, token, self.evaluation, hosts, ready, announcement, idle)
+                ended = serve(
+                    trained, name, listening, self.limits, token, self.evaluation, hosts, ready, announcement, idle
+                )
             finally:
                 announcement.remove()
         if not ended:

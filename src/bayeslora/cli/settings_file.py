@@ -80,7 +80,8 @@ def _from_lora(origin: Path) -> Train | None:
     """Model, data, shape and training of the LoRA to start from: a run of ours, or an adapter of PEFT's."""
     if (origin / "config.json").exists():
         run = {name: it for name, it in _read(origin / "config.json").items() if name not in _NOT_INHERITED}
-        run["adapter"] = {name: it for name, it in run.get("adapter", {}).items() if name != "settings"}
+        if isinstance(run.get("adapter"), dict):
+            run["adapter"] = {name: it for name, it in run["adapter"].items() if name != "settings"}
         return _from_file(origin / "config.json", run)
     if (origin / "adapter_config.json").exists():
         adapter = _read(origin / "adapter_config.json")

@@ -15,8 +15,10 @@ from bayeslora.atomic_files import new_directory, tensor_failures
 from bayeslora.errors import InputError
 from bayeslora.export.engines import Service
 from bayeslora.export.manifest import Manifest, Served
+from bayeslora.models.context import context_length
 from bayeslora.models.finite import require_finite_weights
 from bayeslora.models.locate import BUILTINS, locate
+from bayeslora.number_checks import check_seed
 from bayeslora.runs.environment import PACKAGES
 from bayeslora.runs.trained import TrainedModel
 
@@ -35,6 +37,7 @@ def export_run(trained: TrainedModel, samples: int, out: Path, *, seed: int | No
     tuner = _checked(trained, samples)
     place = out.expanduser().absolute()
     seed = trained.config.seed if seed is None else seed
+    check_seed(seed)
     count = tuner.holder.draw_count(samples) if samples > 0 else 0
     with new_directory(place) as whole:
         with tensor_failures(place):
@@ -96,6 +99,7 @@ def _manifest(trained: TrainedModel, tuner: BayesLoraModel, written: list[Path],
         adapts_head=service.adapts_head,
         scoring=config.data.scoring,
         max_tokens=config.data.max_tokens,
+        context=context_length(trained.loaded.model),
         posterior_scale=tuner.posterior_scale,
         temperature=calibration.temperature,
         threshold=calibration.threshold,

@@ -18,6 +18,7 @@ from bayeslora.runs.card import make_card, public_name
 from bayeslora.runs.card_figure import FIGURE
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.location import FILES, SETTINGS
+from bayeslora.runs.result import RunResult
 
 CARD = "README.md"
 
@@ -36,7 +37,7 @@ def push_run(path: Path, repository: str, *, private: bool = False, token: str |
             if (directory.adapter / name).exists():
                 shutil.copyfile(directory.adapter / name, place / name)
         base = _without_local_base(place / CONFIG_NAME)
-        _without_local_task(place / "calibration.json")
+        _without_local_task(place / "calibration.json", result)
         figure = FIGURE if (place / FIGURE).exists() else None
         (place / CARD).write_text(make_card(result, base, figure), encoding="utf-8")
         (place / SETTINGS).write_text(json.dumps(portable_settings(result), indent=2) + "\n", encoding="utf-8")
@@ -54,12 +55,14 @@ def push_run(path: Path, repository: str, *, private: bool = False, token: str |
     return str(done)
 
 
-def _without_local_task(path: Path) -> None:
-    """Keep of the task that a calibration was chosen on its name alone."""
+def _without_local_task(path: Path, result: RunResult) -> None:
+    """Keep of the task that a calibration was chosen on its name alone: whether ``a/b`` was a path cannot be seen any more."""
     if path.exists():
         calibration = Calibration.load(path)
         if calibration.task is not None:
-            replace(calibration, task=public_name(calibration.task)).save(path)
+            own = calibration.task == result.config["task"]
+            title = result.title if own and result.title else public_name(calibration.task).rpartition("/")[2]
+            replace(calibration, task=title).save(path)
 
 
 def _without_local_base(path: Path) -> str | None:

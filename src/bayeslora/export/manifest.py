@@ -38,6 +38,7 @@ class Manifest:
         adapts_head: whether they change the output head.
         scoring: what answers a question.
         max_tokens: longest prompt with an option, in tokens.
+        context: longest one of a question without a passage, which is kept whole.
         posterior_scale: scale of the posterior for the draws.
         temperature: temperature to apply to the average.
         threshold: least confidence for an answer; below it, abstain.
@@ -57,6 +58,7 @@ class Manifest:
     adapts_head: bool
     scoring: Scoring
     max_tokens: int
+    context: int | None = None
     posterior_scale: float
     temperature: float
     threshold: float | None
@@ -102,6 +104,7 @@ def _parse(values: Any) -> Manifest:
         adapts_head=_field(values, "adapts_head", bool),
         scoring=_field(values, "scoring", str),
         max_tokens=_field(values, "max_tokens", int),
+        context=_field(values, "context", int, optional=True),
         posterior_scale=_field(values, "posterior_scale", float),
         temperature=_field(values, "temperature", float),
         threshold=_field(values, "threshold", float, optional=True),

@@ -27,6 +27,7 @@ from bayeslora.adapter import BayesLoraConfig, find_holder
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError, first_line
 from bayeslora.models.locate import locate
+from bayeslora.number_checks import check_seed
 from bayeslora.posterior import Posterior
 from bayeslora.predict.mc import average_draws, averaging
 from bayeslora.predict.questions.scorer import require_numbers
@@ -63,8 +64,9 @@ class BayesLoraLM(HFLM):
         revision: str = "main",
         **options: Any,
     ) -> None:
-        _require_count("samples", samples, "give 0 for the posterior mean, or more")
-        _require_count("seed", seed, "give 0 or more")
+        if not isinstance(samples, int) or samples < 0:
+            raise InputError(f"samples is {samples!r}; give 0 for the posterior mean, or more")
+        check_seed(seed)
         adapter = _require_adapter(peft, revision)
         super().__init__(str(locate(pretrained, None) or pretrained), revision=revision, **options)
         if self.backend != "causal":
@@ -202,11 +204,6 @@ def _score_continuation(log_probabilities: Tensor, continuation: list[int]) -> t
     totals = own[:, torch.arange(len(tokens), device=own.device), tokens].double().sum(1)
     require_numbers(totals)
     return totals.cpu(), bool((average_draws(own).argmax(-1) == tokens).all())
-
-
-def _require_count(name: str, value: object, hint: str) -> None:
-    if not isinstance(value, int) or value < 0:
-        raise InputError(f"{name} is {value!r}; {hint}")
 
 
 def _require_adapter(path: str | None, revision: str) -> str:

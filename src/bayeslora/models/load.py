@@ -78,7 +78,8 @@ def load_model(
         model = _load_weights(request, config)
     require_finite_weights(model, name)
     warn_of_wrong_rows(model)
-    model.config._name_or_path = portable_name(name) or model.config._name_or_path
+    local = None if directory is None else str(directory.resolve())
+    model.config._name_or_path = portable_name(name) or local or model.config._name_or_path
     return LoadedModel(model, tokenizer, name)
 
 

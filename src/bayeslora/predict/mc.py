@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, ParamSpec
 
 import numpy as np
 import torch
@@ -72,7 +72,7 @@ def average_in_turn(holder: Holder, draws: int, predict: Callable[[], Tensor]) -
     return average.result()
 
 
-T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class Averaging:
@@ -82,17 +82,17 @@ class Averaging:
         self.active = True
         self._devices = [device] if device.type == "cuda" else []
 
-    def while_set_aside(self, work: Callable[[T], None]) -> Callable[[T], None]:
+    def while_set_aside(self, work: Callable[P, None]) -> Callable[P, None]:
         """Wrap work so that averaging is suspended during it and its random numbers are separate.
 
         The work must restore the draws in use (see :class:`bayeslora.adapter.base.Holder`).
         """
 
-        def apart(given: T) -> None:
+        def apart(*args: P.args, **kwargs: P.kwargs) -> None:
             self.active = False
             try:
                 with torch.random.fork_rng(self._devices):
-                    work(given)
+                    work(*args, **kwargs)
             finally:
                 self.active = True
 

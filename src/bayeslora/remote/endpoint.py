@@ -60,7 +60,7 @@ class Endpoint:
     Attributes:
         url: of the server.
         api_key: sent as a bearer token.
-        timeout: seconds per attempt.
+        timeout: seconds to wait for the server in an attempt, and for the whole of its answer.
         retries: maximum retries after temporary failures.
     """
 
@@ -130,10 +130,10 @@ class Endpoint:
         deadline = time.monotonic() + self.timeout
         try:
             with _OPENER.open(request, timeout=self.timeout) as response:
-                return _read(response, deadline)
+                return _read(response, deadline, RESPONSE_BYTES)
         except urllib.error.HTTPError as error:
             with error:
-                raise _http_failure(error) from None
+                raise _http_failure(error, deadline) from None
         except TimeoutError:
             raise _Passing(f"no answer within {self.timeout:g} s") from None
         except urllib.error.URLError as error:
@@ -158,11 +158,15 @@ _OPENER = urllib.request.build_opener(_NoRedirects)
 def _check_url(url: str) -> None:
     try:
         parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
+        good = (
+            parts.scheme in ("http", "https") and parts.hostname and parts.hostname.encode("idna") and parts.port != 0
+        )
+    except ValueError:  # also UnicodeError, for labels that no name can have
         good = False
     if not good or not url.isprintable() or " " in url:
         raise InputError(f"url is {url!r}; give one such as http://127.0.0.1:8000")
+    if not parts.path.isascii():
+        raise InputError(f"url is {url!r}; write its path in ASCII, with other characters as %XX")
     if parts.username is not None or parts.query or parts.fragment:
         raise InputError("the url holds more than server and path; give a key as api_key, and leave the rest out")
 
@@ -180,15 +184,15 @@ def _body(adapter: str, request: Request[T]) -> dict[str, Any]:
     }
 
 
-def _read(response: Any, deadline: float) -> bytes:
+def _read(response: Any, deadline: float, most: int) -> bytes:
     """Read the body; raises if it is too long or the deadline passes."""
     parts: list[bytes] = []
     size = 0
     while part := response.read1(2**16):
         parts.append(part)
         size += len(part)
-        if size > RESPONSE_BYTES:
-            raise Nonsense(f"it is longer than {RESPONSE_BYTES} bytes")
+        if size > most:
+            raise Nonsense(f"it is longer than {most} bytes")
         if time.monotonic() > deadline:
             raise TimeoutError
     if response.length:
@@ -196,11 +200,11 @@ def _read(response: Any, deadline: float) -> bytes:
     return b"".join(parts)
 
 
-def _http_failure(error: urllib.error.HTTPError) -> Exception:
+def _http_failure(error: urllib.error.HTTPError, deadline: float) -> Exception:
     """The exception for an error status: temporary for server errors, permanent for client errors."""
     try:
-        said = _message(error.read(2**16))
-    except (OSError, http.client.HTTPException):
+        said = _message(_read(error, deadline, 2**16))
+    except (OSError, http.client.HTTPException, Nonsense, _Passing):
         said = ""
     if 300 <= error.code < 400:
         said = f"it has moved to {error.headers.get('Location')}; give that url"

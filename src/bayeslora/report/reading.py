@@ -40,7 +40,7 @@ def checking(path: Path) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; restore it, or run its command again") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise InputError(
             f"{path}: is not as bayeslora wrote it ({reason}); restore it, or run its command again"

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from bayeslora.errors import InputError
+from bayeslora.predict.questions.predictor import Predictor
 from bayeslora.runs.trained import TrainedModel
-from bayeslora.tasks import Item, encode_items
+from bayeslora.tasks import Item
 from bayeslora.tasks.file import question_item
 from bayeslora.tasks.sources import SUFFIXES, parse_object, read_lines
 from bayeslora.tasks.tables import read_table
@@ -33,7 +34,8 @@ class Line:
 
 def answer_file(trained: TrainedModel, source: Path, level: float, skip: int = 0) -> Iterator[dict[str, Any]]:
     """Yield a JSON-compatible answer for every non-blank line after the first ``skip``."""
-    lines = (_read(number, values, source, trained) for number, values in islice(_values(source), skip, None))
+    predictor = trained.predictor()
+    lines = (_read(number, values, source, predictor) for number, values in islice(_values(source), skip, None))
     while chunk := list(islice(lines, CHUNK)):
         asked = [line.item for line in chunk if line.item is not None]
         answers = iter(trained.answers(trained.predict(asked), level) if asked else ())
@@ -51,11 +53,11 @@ def _values(source: Path) -> Iterator[tuple[int, str | Mapping[str, Any]]]:
     return ((number, row.values) for number, row in enumerate(read_table(source), 1))
 
 
-def _read(number: int, values: str | Mapping[str, Any], source: Path, trained: TrainedModel) -> Line:
-    data, origin = trained.config.data, f"{source}, line {number}"
+def _read(number: int, values: str | Mapping[str, Any], source: Path, predictor: Predictor) -> Line:
+    origin = f"{source}, line {number}"
     try:
         item = question_item(parse_object(values, origin) if isinstance(values, str) else values)
-        encode_items([item], trained.loaded.tokenizer, data.scoring, data.max_tokens)
+        predictor.encode([item])
     except InputError as error:
         return Line(number, error=f"{origin}: {str(error).removeprefix(f'{origin}: ')}")
     return Line(number, item)

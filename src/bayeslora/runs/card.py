@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from bayeslora import __version__
-from bayeslora.hub_names import is_hub_id
+from bayeslora.hub_names import has_hub_form, is_hub_id
 from bayeslora.runs.result import RunResult
 
 SHOWN = {
@@ -33,7 +33,7 @@ def make_card(result: RunResult, base_model: str | None, figure: str | None = No
         figure: name of the file with its reliability diagram, beside the card.
     """
     config = result.config
-    method, task = str(config["method"]), public_name(str(config["task"]))
+    method, task = str(config["method"]), result.title or public_name(str(config["task"]))
     base = base_model if is_hub_id(base_model) else None
     parts = [
         f"---\n{yaml.safe_dump(_front(method, task, base), sort_keys=False, allow_unicode=True)}---",
@@ -67,7 +67,7 @@ def _front(method: str, task: str, base: str | None) -> dict[str, Any]:
     front: dict[str, Any] = {"library_name": "peft", "pipeline_tag": "text-generation"}
     if base:
         front["base_model"] = base
-    if is_hub_id(task):
+    if has_hub_form(task):
         front["datasets"] = [task]
     return {**front, "tags": ["bayeslora", method, "lora", "uncertainty-estimation", "calibration"]}
 

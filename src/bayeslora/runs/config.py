@@ -16,7 +16,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from bayeslora.errors import InputError, did_you_mean
 from bayeslora.layer_ranges import check_depth
-from bayeslora.number_checks import check_count, check_number
+from bayeslora.number_checks import check_count, check_number, check_seed
 
 if TYPE_CHECKING:
     from bayeslora.methods import Method
@@ -298,9 +298,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         _check_choices(self)
-        check_count("seed", self.seed, least=0)
-        if self.seed >= 2**64:
-            raise InputError(f"seed is {self.seed}; give a number below 2^64")
+        check_seed(self.seed)
 
 
 def resolve(config: RunConfig) -> RunConfig:

@@ -38,6 +38,7 @@ class RunResult(Mapping[str, Any]):
         processes: number of processes that trained together.
         seed: of the run.
         task: that was evaluated, if it is not a result of training.
+        run_state: fingerprint of the evaluated run's files, if it is not a result of training.
         split: that was evaluated.
         samples: weight draws of the evaluation.
         draw_layers: layers in which the draws of the evaluation differ.
@@ -59,6 +60,7 @@ class RunResult(Mapping[str, Any]):
         found: values that a post-hoc fit found.
         shift: of an evaluation on another task, the AUROC of telling its questions from the run's own, by score.
         kind: of the task: questions, labels, answers, conversations, text or problems.
+        title: name of the task without directories of the machine that trained; only an id of the hub has a slash.
         labels: of texts to classify.
     """
 
@@ -68,6 +70,7 @@ class RunResult(Mapping[str, Any]):
     processes: int | None = None
     seed: int = 0
     task: str | None = None
+    run_state: str | None = None
     split: str = "test"
     samples: int | None = None
     draw_layers: str | None = None
@@ -89,6 +92,7 @@ class RunResult(Mapping[str, Any]):
     found: Mapping[str, Any] | None = None
     shift: Mapping[str, float] | None = None
     kind: str | None = None
+    title: str | None = None
     labels: Sequence[str] | None = None
 
     def __repr__(self) -> str:

@@ -87,6 +87,7 @@ class Announcement:
         host: address that it listens on.
         port: port that it listens on.
         token: bearer token of requests, if it wants one.
+        idle: minutes without a question after which it ends, if it does.
         pid: of its process.
         secret: with which it proves that it wrote this.
     """
@@ -97,6 +98,7 @@ class Announcement:
     host: str
     port: int
     token: str | None = field(repr=False)
+    idle: float | None = None
     pid: int = field(default_factory=os.getpid)
     secret: str = field(default_factory=secrets.token_urlsafe, repr=False)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -160,7 +161,8 @@ class Engine:
     def write(
         self, texts: Sequence[Text], lengths: Sequence[int], tell: Callable[[Mapping[int, Piece]], None]
     ) -> list[Written]:
-        """Continue texts with equal settings. ``tell`` receives the new pieces after every step, and may use the model.
+        """Continue texts with equal settings. ``tell`` receives the new pieces after every step (none where every draw writes
+        by itself), and may use the model.
 
         ``lengths`` are the results of :meth:`measure`.
         """
@@ -173,18 +175,26 @@ class Engine:
 
         model, prompts = replace(self.trained, samples=first.samples), [text.prompt for text in texts]
         found = model.generate(prompts, first.writing, top=top, watch=watch)
-        answers = self._assess(model, first, prompts, found) if first.agreement else [None] * len(found)
+        between = partial(tell, {})
+        answers = self._assess(model, first, prompts, found, between) if first.agreement else [None] * len(found)
         return [
             Written(one, [self._piece(token, "") for token in one.tokens], length, answer)
             for one, length, answer in zip(found, lengths, answers, strict=True)
         ]
 
     def _assess(
-        self, model: TrainedModel, text: Text, prompts: Sequence[Prompt], found: Sequence[Generation]
+        self,
+        model: TrainedModel,
+        text: Text,
+        prompts: Sequence[Prompt],
+        found: Sequence[Generation],
+        between: Callable[[], None],
     ) -> list[WrittenAnswer]:
         """Texts with their confidence, by the same draws."""
         writer = model.answer_writer(text.writing)
-        return replace(writer, sampling=replace(writer.sampling, seed=text.writing.seed)).assess(prompts, found)
+        return replace(writer, sampling=replace(writer.sampling, seed=text.writing.seed)).assess(
+            prompts, found, between
+        )
 
     def _piece(self, token: Token, text: str) -> Piece:
         return Piece(token, self._word(token.id), text, tuple((self._word(id), value) for id, value in token.top))

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -48,21 +49,28 @@ def ask_resident(wanted: Served, samples: int | None, path: str, body: Mapping[s
     return None
 
 
-def ensure_resident(wanted: Served, words: Sequence[str], minutes: float) -> None:
-    """Start a server that answers as wanted, unless one runs; returns when it is ready.
+def ensure_resident(wanted: Served, words: Sequence[str], minutes: float) -> float:
+    """Start a server that answers as wanted, unless one runs; returns when it is ready, with the minutes that it stays.
 
     Args:
         wanted: what answers depend on.
         words: options of ``bayeslora serve`` for such answers.
         minutes: without a question after which it ends.
     """
-    if any(is_live(server) for server in _matching(wanted)):
-        return
+    if (stays := _stays(wanted)) is not None:
+        return stays
     require_libraries()
     place = private_directory() / f"{socket.gethostname()}-{hashlib.sha256(wanted.run.encode()).hexdigest()[:16]}"
     with FileLock(f"{place}.lock", mode=0o600):  # of two commands that begin at the same time, one starts it
-        if not any(is_live(server) for server in _matching(wanted)):
+        if (stays := _stays(wanted)) is None:
             _start([*words, "--idle", str(minutes)], place.with_name(f"{place.name}.log"))
+    return minutes if stays is None else stays
+
+
+def _stays(wanted: Served) -> float | None:
+    """The longest that a server which answers as wanted stays without a question, in minutes; ``None`` if there is none."""
+    live = [server for server in _matching(wanted) if is_live(server)]
+    return max((inf if server.idle is None else server.idle for server in live), default=None)
 
 
 def end_residents(run: RunDirectory) -> list[str]:

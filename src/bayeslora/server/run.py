@@ -31,7 +31,7 @@ def bind(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         # with an explicit protocol, asyncio sets TCP_NODELAY; otherwise small responses wait 40 ms for the client's ACK
         taken = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for labels that no name can have
         raise InputError(f"host is {host!r}, not an address of this machine ({error}); try 127.0.0.1") from error
     try:
         if os.name != "nt":
@@ -54,6 +54,7 @@ def url_of(listening: socket.socket) -> str:
 
 def serve(
     trained: TrainedModel,
+    name: str,
     listening: socket.socket,
     limits: Limits,
     token: str | None,
@@ -67,6 +68,7 @@ def serve(
 
     Args:
         trained: the run.
+        name: by which clients know the model.
         listening: socket from :func:`bind`.
         limits: of requests and connections.
         token: bearer token that requests must send, if any.
@@ -81,7 +83,6 @@ def serve(
     """
     require_sound(trained)
     limits = replace(limits, connections=room_for(limits.connections))
-    name = trained.directory.path.resolve().name
     app = create_app(Engine(trained, limits), name, token, evaluation, hosts, announcement)
     server = Server(app, limits, ready, idle)
 

@@ -31,7 +31,7 @@ from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.questions.familiarity import Familiarity
 from bayeslora.predict.trunk import TrunkCache
 from bayeslora.progress import Reporter, Silent, default_reporter
-from bayeslora.runs.card import make_card
+from bayeslora.runs.card import make_card, public_name
 from bayeslora.runs.card_figure import FIGURE, reliability_svg
 from bayeslora.runs.config import AdapterConfig, RunConfig, resolve
 from bayeslora.runs.directory import RunDirectory
@@ -315,6 +315,7 @@ class _Run:
             history=state.history,
             stopped_early=state.stopped,
             kind=runner.kind,
+            title=public_name(self.config.task),
             labels=runner.labels,
             **evaluated.more,
         )

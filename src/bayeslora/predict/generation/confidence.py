@@ -8,7 +8,7 @@ its own answer (:mod:`bayeslora.predict.generation.agreement`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -152,9 +152,12 @@ class AnswerWriter:
     def _greedy(self) -> Writing:
         return replace(self.writing, temperature=0.0, seed=self.sampling.seed)
 
-    def assess(self, prompts: Sequence[Prompt], generations: Sequence[Generation]) -> Results[WrittenAnswer]:
-        """Texts that were generated from the prompts as answers: every draw writes one of its own, greedily, to compare."""
-        apart = generate_by_draw(self.model, self.tokenizer, prompts, self._greedy, self.sampling)
+    def assess(
+        self, prompts: Sequence[Prompt], generations: Sequence[Generation], between: Callable[[], None] | None = None
+    ) -> Results[WrittenAnswer]:
+        """Texts that were generated from the prompts as answers: every draw writes one of its own, greedily, to compare, with a
+        callback after every step."""
+        apart = generate_by_draw(self.model, self.tokenizer, prompts, self._greedy, self.sampling, between)
         return self._compared(generations, apart)
 
     def _compared(self, generations: Sequence[Generation], apart: Sequence[Sequence[str]]) -> Results[WrittenAnswer]:

@@ -201,6 +201,23 @@ class Record:
         )
 
 
+class Steps:
+    """A streamer of transformers that calls back after every step, and keeps nothing."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._begun = False
+
+    def put(self, value: Tensor) -> None:
+        """Receive the prompts first, then the tokens of every step."""
+        if self._begun:
+            self._work()
+        self._begun = True
+
+    def end(self) -> None:
+        """Do nothing."""
+
+
 @dataclass(frozen=True)
 class End:
     """Where a row of a batch ends; it is padded while others are generated."""

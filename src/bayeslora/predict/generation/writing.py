@@ -5,7 +5,7 @@ All draws condition on the same text, each with its own key-value cache, so one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,9 +18,9 @@ from bayeslora.adapter.lean_layers import lean_predictions
 from bayeslora.adapter.sampling import Sampling, evaluating
 from bayeslora.data_frames import Results
 from bayeslora.errors import InputError, did_you_mean
-from bayeslora.number_checks import check_count, check_number
-from bayeslora.predict.generation.results import End, Generation, Record, Watch, has_ended
-from bayeslora.predict.mc import posterior_predictive
+from bayeslora.number_checks import check_count, check_number, check_seed
+from bayeslora.predict.generation.results import End, Generation, Record, Steps, Watch, has_ended
+from bayeslora.predict.mc import Averaging, posterior_predictive
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -62,6 +62,7 @@ class Writing:
         check_number("temperature", self.temperature, least=0)
         check_number("top_p", self.top_p, above=0, most=1)
         check_count("top_k", self.top_k, least=0)
+        check_seed(self.seed)
         check_number("min_p", self.min_p, least=0, most=1)
         for token, bias in self.logit_bias:
             check_count("a token of logit_bias", token, least=0)
@@ -162,17 +163,20 @@ def generate_by_draw(
     prompts: Sequence[Prompt],
     writing: Writing,
     sampling: Sampling,
+    between: Callable[[], None] | None = None,
 ) -> list[list[str]]:
     """Generate a separate continuation of every prompt from every draw, all in one batch; returns them by prompt.
 
-    They are the draws that :func:`generate` averages, if it is given the same numbers.
+    They are the draws that :func:`generate` averages, if it is given the same numbers. ``between`` is a callback after every
+    step, which may use the model for other work; an exception in it ends generation.
     """
     holder = find_any_holder(model)
     padded = _padded(encode_prompts(tokenizer, prompts), tokenizer, model)
     with evaluating(model), lean_predictions(model), holder.restoring():
         n = sampling.put_into_use(holder)
         given = {name: value.repeat(n, 1) for name, value in padded.items()}
-        sequences = _generate(model, tokenizer, given, writing, None)
+        steps = None if between is None else Steps(Averaging(padded["input_ids"].device).while_set_aside(between))
+        sequences = _generate(model, tokenizer, given, writing, steps)
     written = sequences[:, given["input_ids"].shape[1] :].tolist()
     texts = [End.find(ids, _end_tokens(model), writing.stop, tokenizer).text for ids in written]
     return [texts[row :: len(prompts)] for row in range(len(prompts))]
@@ -183,14 +187,14 @@ def _generate(
     tokenizer: PreTrainedTokenizerBase,
     given: Mapping[str, Tensor],
     writing: Writing,
-    record: Record | None,
+    streamer: BaseStreamer | None,
 ) -> Tensor:
     _require_known(writing, model)
     devices = [given["input_ids"].device] if given["input_ids"].device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(writing.seed)
         writer: Any = model
-        sequences: Tensor = writer.generate(**given, **writing.arguments(tokenizer), streamer=record, use_cache=True)
+        sequences: Tensor = writer.generate(**given, **writing.arguments(tokenizer), streamer=streamer, use_cache=True)
     return sequences
 
 
