@@ -18,7 +18,7 @@ TIED_WARNING = pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings
 def stock_lora(architecture="llama", **settings):
     torch.manual_seed(1)
     given = {"r": 4, "lora_alpha": 6, "target_modules": TARGETS.get(architecture, ["q_proj", "k_proj", "lm_head"])}
-    lora = LoraConfig(init_lora_weights=False, task_type="CAUSAL_LM", **{**given, **settings})
+    lora = LoraConfig(task_type="CAUSAL_LM", **{"init_lora_weights": False, **given, **settings})
     return get_peft_model(base_model(architecture), lora).eval()
 
 
@@ -49,10 +49,12 @@ def test_ranks_and_scalings_of_the_lora_are_honoured(settings, tmp_path):
 
 
 @TIED_WARNING
-def test_frozen_weights_that_peft_saves_beside_a_lora_are_no_matter(tmp_path):
-    lora = stock_lora()
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])  # the second has a tied head
+def test_frozen_weights_that_peft_saves_beside_a_lora_are_no_matter(architecture, tmp_path):
+    given = {"target_modules": ["lm_head"]}
+    lora = stock_lora(architecture, **given)
     lora.save_pretrained(tmp_path, save_embedding_layers=True)
-    model = adapted()
+    model = adapted(architecture, **given)
     model.start_from_lora(str(tmp_path))
     torch.testing.assert_close(logits(model), logits(lora), atol=5e-5, rtol=1e-3)
 
@@ -69,6 +71,25 @@ def test_a_lora_that_has_trained_more_than_factors_is_refused(settings, tmp_path
     lora.save_pretrained(tmp_path, save_embedding_layers=False)
     with pytest.raises(InputError, match=r"has trained more than its factors, such as .*which would be lost"):
         adapted(architecture, **given).start_from_lora(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (
+            {"init_lora_weights": "pissa_niter_2"},
+            "began with init_lora_weights='pissa_niter_2', which changes the base",
+        ),
+        ({"init_lora_weights": "olora"}, "began with init_lora_weights='olora', which changes the base"),
+        ({"use_dora": True}, "is of the kind DoRA; only plain LoRA"),
+        ({"alora_invocation_tokens": [3]}, "is of the kind aLoRA; only plain LoRA"),
+    ],
+)
+def test_a_lora_that_is_more_than_a_product_is_refused(settings, told, tmp_path):
+    given = {"target_modules": ["q_proj", "k_proj"]}
+    stock_lora(**given, **settings).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=told):
+        adapted(**given).start_from_lora(str(tmp_path))
 
 
 def test_scalings_of_our_own_point_estimate_are_honoured(tmp_path):
@@ -157,3 +178,6 @@ def test_exports_that_cannot_be_are_refused(tmp_path):
     saving = adapted(target_modules=["q_proj"], modules_to_save=["lm_head"])
     with pytest.raises(InputError, match=r"modules_to_save=.* cannot be exported"):
         saving.export_samples(1, tmp_path / "other")
+    embedding = adapted(target_modules=["q_proj"], trainable_token_indices=[1, 2])
+    with pytest.raises(InputError, match=r"trainable_token_indices=.* cannot be exported"):
+        embedding.export_samples(1, tmp_path / "other")

@@ -1,9 +1,11 @@
 """Plain LoRA and ensembles: LoRA's start, exact averaging, balanced draws."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from bayeslora.posterior import EnsembleConfig, EnsemblePosterior, LayerShape, PointPosterior
 
@@ -30,6 +32,22 @@ def test_lora_start():
     assert reference.abs().max() <= bound
     assert abs(mean.A.std() / reference.std() - 1) < 0.02
     assert abs(mean.A.var() / (1 / (3 * 400)) - 1) < 0.03
+
+
+@pytest.mark.parametrize("posterior", [PointPosterior, EnsemblePosterior])
+def test_a_start_of_lower_rank_leaves_the_other_ranks_trainable(posterior):
+    """Padded with zeros in both factors, they would never have a gradient. The product is that of the start, to the bit."""
+    start = random_point(1).mean()
+    padded = [F.pad(A[..., :1, :], (0, 0, 0, 2)) for A in start.A], [F.pad(B[..., :1], (0, 2)) for B in start.B]
+    started = posterior(LAYERS, seed=2)
+    started.start_from(replace(start, A=tuple(padded[0]), B=tuple(padded[1])))
+    drawn = started.draw(1)
+    for A, B, A0, B0 in zip(drawn.A, drawn.B, *padded, strict=True):
+        assert torch.equal(B @ A, B0 @ A0)
+    sum((B @ A).square().sum() + (B @ A).sum() for A, B in zip(drawn.A, drawn.B, strict=True)).backward()
+    for name, parameter in started.named_parameters():
+        if name.startswith("B_"):
+            assert (parameter.grad.abs().amax(tuple(range(parameter.dim() - 1))) > 0).all(), "every column"
 
 
 def test_point_draws_share_memory():

@@ -301,6 +301,37 @@ def test_every_draw_writes_its_own():
     assert len(set(texts)) > 1
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_settings_of_the_model_do_not_change_what_is_written(temperature):
+    """Many models come with a penalty on repetition: the most probable token would be another than the distribution says."""
+    model, settings = writer(), Writing(max_new_tokens=12, temperature=temperature, seed=2)
+    want = generate(model, TOKENIZER, PROMPTS, settings, samples=2)
+    apart = generate_apart(model, TOKENIZER, PROMPTS[0], settings, samples=2)
+    own = model.generation_config
+    for name, value in {
+        "repetition_penalty": 1.5,
+        "no_repeat_ngram_size": 1,
+        "suppress_tokens": [5, 6],
+        "top_k": 1,
+    }.items():
+        setattr(own, name, value)
+    assert generate(model, TOKENIZER, PROMPTS, settings, samples=2) == want
+    assert generate_apart(model, TOKENIZER, PROMPTS[0], settings, samples=2) == apart
+    assert model.generation_config is own and own.repetition_penalty == 1.5
+
+
+def test_texts_end_with_the_tokens_of_the_model_and_of_the_tokenizer():
+    model = writer()
+    (whole,) = generate(model, TOKENIZER, PROMPTS[:1], Writing(max_new_tokens=6))
+    for place, ends in enumerate(([whole.token_ids[1]], whole.token_ids[1])):
+        model.generation_config.eos_token_id = ends if place else None
+        tokenizer = make_tokenizer()
+        tokenizer.eos_token_id = 299 if place else whole.token_ids[1]
+        (got,) = generate(model, tokenizer, PROMPTS[:1], Writing(max_new_tokens=6))
+        assert got.ended and got.token_ids == whole.token_ids[: whole.token_ids.index(whole.token_ids[1]) + 1]
+        assert generate_apart(model, tokenizer, PROMPTS[0], Writing(max_new_tokens=6), samples=1)
+
+
 def test_nothing_is_left_behind(monkeypatch):
     model = writer().train()
     hooks = [len(module._forward_hooks) for module in model.modules()]

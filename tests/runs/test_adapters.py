@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -16,8 +17,10 @@ from transformers import AutoModelForCausalLM
 from bayeslora import BayesLoraConfig, load_model, load_run
 from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import Calibration
+from bayeslora.runs.adapters import portable_settings
+from bayeslora.runs.directory import RunDirectory
 from tiers import some
-from train.tiny import bayeslora, contents, model_directory, task_directory
+from train.tiny import bayeslora, contents, finished, model_directory, task_directory
 
 QUESTION = ["--question", "Is 3 even?", "--choice", "yes", "--choice", "no"]
 
@@ -93,8 +96,35 @@ def test_a_plain_lora_predicts_as_peft_does(tmp_path: Path) -> None:
 
 
 def test_the_posterior_keeps_its_scale(tmp_path: Path) -> None:
+    """Also where predictions are compared as trained and after calibration; without one, they are the same."""
     place = save_ours(tmp_path / "adapter", posterior="inducing", posterior_scale=0.25)
-    assert load_run(place).model.base_model.posterior_scale == 0.25
+    run = load_run(place)
+    assert run.model.base_model.posterior_scale == 0.25
+    items = run.find_task(task_directory()).test
+    alone = run.predict(items)
+    before, after = run.predict_both(items)
+    assert after is None and np.array_equal(before.probabilities, alone.probabilities)
+    assert run.model.base_model.posterior_scale == 0.25 and "as trained" in repr(run)
+    run.calibrate(task_directory())
+    assert load_run(place).model.base_model.posterior_scale == run.calibration.posterior_scale
+    assert load_run(place, raw=True).model.base_model.posterior_scale == 1.0
+
+
+@pytest.mark.parametrize(
+    "method",
+    some(
+        ["deep-ensemble", "tfb", "laplace", "temperature", "checkpoint-ensemble", "pvera", "monteclora"],
+        ["deep-ensemble"],
+    ),
+)
+def test_the_adapter_of_a_run_is_enough_by_itself(method: str, tmp_path: Path) -> None:
+    """As it lies on the hub, for methods that are made of LoRAs and PEFT's own, too."""
+    run = finished(method)
+    shutil.copytree(run / "adapter", tmp_path / "adapter")
+    settings = portable_settings(RunDirectory(run).read_result())
+    (tmp_path / "adapter/bayeslora.json").write_text(json.dumps(settings))
+    alone = load_run(tmp_path / "adapter", model=model_directory()).ask("Is 3 even?", ["yes", "no"])
+    assert alone.probabilities == pytest.approx(load_run(run).ask("Is 3 even?", ["yes", "no"]).probabilities, abs=1e-6)
 
 
 def test_the_base_model_may_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +140,8 @@ def test_the_base_model_may_be_given(tmp_path: Path, capsys: pytest.CaptureFixtu
     "changes, message",
     [
         ({"peft_type": "IA3"}, "holds an adapter of kind IA3, which cannot be used by itself"),
-        ({"use_dora": True}, "only plain LoRA"),
+        ({"use_dora": True}, "of the kind DoRA; only plain LoRA"),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, r"adapter: target module .*\(Embedding\) is not supported"),
     ],
 )
 def test_other_adapters_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

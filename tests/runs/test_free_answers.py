@@ -112,6 +112,15 @@ def test_calibrating_chooses_a_threshold(run: Path, tmp_path: Path, capsys: pyte
     assert "tolerance is for questions with options" in capsys.readouterr().err
 
 
+def test_the_confidence_belongs_to_the_scale_that_it_was_fitted_at(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    model = load_run(tmp_path / "run")
+    model.set_posterior_scale(4.0)
+    assert model.calibrate().posterior_scale == 4.0
+    back = load_run(tmp_path / "run")
+    assert back.calibration == model.calibration and back.model.base_model.posterior_scale == 4.0
+
+
 def test_questions_are_asked_as_in_training(run: Path) -> None:
     trained = load_run(run)
     answer = trained.answer("Is 38 even?", max_new_tokens=1)

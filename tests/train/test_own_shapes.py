@@ -255,3 +255,21 @@ def test_trl_with_our_mixin_has_the_same_loss(make: Any, chatty: str, tmp_path: 
     trainer.current_gradient_accumulation_steps = 1
     theirs = float(trainer.compute_loss(trainer.model, batch))
     assert theirs == pytest.approx(ours, rel=1e-4)
+
+
+def test_trl_takes_the_name_of_a_model(chatty: str, tmp_path: Path) -> None:
+    """It is loaded as TRL loads it, and the user's arguments stay as they are."""
+    trl = pytest.importorskip("trl")
+
+    from bayeslora.train import BayesLoraSFTTrainer
+
+    arguments = trl.SFTConfig(
+        str(tmp_path / "out"), report_to=[], use_cpu=True, bf16=False, model_init_kwargs={"dtype": "bfloat16"}
+    )
+    rows = Dataset.from_list([completion(k) for k in range(4)])
+    wanted = BayesLoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])
+    trainer = BayesLoraSFTTrainer(chatty, arguments, train_dataset=rows, peft_config=wanted)
+    assert trainer.model.peft_config["default"].posterior == "decoupled"
+    assert trainer.model.base_model.model.get_input_embeddings().weight.dtype == torch.bfloat16
+    assert arguments.model_init_kwargs == {"dtype": "bfloat16"} and trainer.args.output_dir == arguments.output_dir
+    assert trainer.model.peft_config["default"].base_model_name_or_path == chatty

@@ -25,6 +25,9 @@ from bayeslora.adapter.sound import require_finite, require_floats
 from bayeslora.errors import InputError
 from bayeslora.posterior import Factors, PointPosterior, Posterior
 
+CHANGING_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Values of PEFT's ``init_lora_weights`` with which the base model's weights are changed, too; some have more behind them."""
+
 SERVED_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that a vLLM server can be configured with."""
 
@@ -49,7 +52,8 @@ def read_lora(model: nn.Module, holder: PosteriorHolder, adapter: str, path: str
     weights = load_peft_weights(path, device="cpu")
     require_floats(weights)
     require_finite(weights, path)
-    if isinstance(config, LoraConfig) and not config.use_dora:
+    if isinstance(config, LoraConfig):
+        _check_plain(path, config)
         _check_same_layers(path, _lora_layers(weights), layers)
         _check_nothing_else(path, weights, model, layers)
         pairs = {name: _read_layer(path, config, weights, layer, adapter) for name, layer in layers.items()}
@@ -71,6 +75,19 @@ def read_lora(model: nn.Module, holder: PosteriorHolder, adapter: str, path: str
     return Factors(posterior.all_groups, A, B)
 
 
+def _check_plain(path: str, config: LoraConfig) -> None:
+    """Refuse LoRAs that are more than ``W + B A`` for the base model's own ``W``."""
+    start = str(config.init_lora_weights)
+    if start.startswith(CHANGING_BASE):
+        raise InputError(
+            f"the LoRA adapter at {path} began with init_lora_weights={start!r}, which changes the base model's weights; "
+            "let PEFT make a plain LoRA of it: save_pretrained(..., path_initial_model_for_weight_conversion=...)"
+        )
+    kinds = {"DoRA": config.use_dora, "aLoRA": bool(getattr(config, "alora_invocation_tokens", None))}
+    for kind in (name for name, given in kinds.items() if given):
+        raise InputError(f"the LoRA adapter at {path} is of the kind {kind}; only plain LoRA can be started from")
+
+
 def _lora_layers(weights: dict[str, Tensor]) -> set[str]:
     suffix = ".lora_A.weight"
     return {key.removeprefix("base_model.model.").removesuffix(suffix) for key in weights if key.endswith(suffix)}
@@ -90,7 +107,7 @@ def _check_nothing_else(
 ) -> None:
     """Refuse other trained weights, which would be lost; the frozen weights that PEFT saves with adapted heads are ignored."""
     factors = {f"base_model.model.{name}.lora_{factor}.weight" for name in layers for factor in "AB"}
-    frozen = dict(model.named_parameters())
+    frozen = dict(model.named_parameters(remove_duplicate=False))  # a tied head has two names
     for key in sorted(set(weights) - factors):
         own = frozen.get(key.removeprefix("base_model.model."))
         if own is None or not torch.equal(own.detach().to("cpu", weights[key].dtype), weights[key]):
@@ -165,8 +182,9 @@ def export_samples(
     generator: torch.Generator | None = None,
 ) -> list[Path]:
     """Write the mean and ``n`` draws as ordinary LoRA adapters; returns their directories, the mean first."""
-    if config.modules_to_save:
-        raise InputError(f"modules_to_save={config.modules_to_save} cannot be exported: serving engines refuse them")
+    for name in ("modules_to_save", "trainable_token_indices"):
+        if given := getattr(config, name):
+            raise InputError(f"{name}={given} cannot be exported: serving engines refuse them")
     root = Path(path)
     if root.exists() and any(root.iterdir()):
         raise InputError(f"{root} is not empty; choose another directory for the exported adapters")

@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from bayeslora.posterior.hints import TrainingHints
 from bayeslora.posterior.inner import Inner
 from bayeslora.posterior.kl import KL
-from bayeslora.posterior.layers import LayerGroup, LayerShape, group_by_shape, layer_positions, lora_start
+from bayeslora.posterior.layers import (
+    LayerGroup,
+    LayerShape,
+    group_by_shape,
+    layer_positions,
+    lora_start,
+    trainable_rows,
+)
 from bayeslora.posterior.noise import Noise, Variates
 from bayeslora.posterior.snapshots import Snapshots, balanced_choice, side_by_side, take_turns
 
@@ -313,7 +320,8 @@ class Posterior(nn.Module, ABC):
         if self.snapshots.kept:
             self.get_buffer("taken").zero_()
         for group, A, B in zip(self.point_groups, factors.A[count:], factors.B[count:], strict=True):
-            self.get_parameter(f"point_A_{group.key}").copy_(A[:, 0])
+            own = self.get_parameter(f"point_A_{group.key}")
+            own.copy_(trainable_rows(A[:, 0], B[:, 0], own))
             self.get_parameter(f"point_B_{group.key}").copy_(B[:, 0])
 
     @torch.no_grad()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bayeslora.posterior.base import Factors, Posterior
 from bayeslora.posterior.hints import TrainingHints
-from bayeslora.posterior.layers import lora_start
+from bayeslora.posterior.layers import lora_start, trainable_rows
 from bayeslora.posterior.noise import Noise
 from bayeslora.posterior.snapshots import balanced_choice, side_by_side
 
@@ -79,5 +79,6 @@ class EnsemblePosterior(Posterior):
     def _start_from(self, factors: Factors) -> None:
         """Start every member from the same factors; training makes them differ."""
         for group, A, B in zip(self.groups, factors.A, factors.B, strict=True):
-            self.get_parameter(f"A_{group.key}").copy_(A.expand(-1, self.members, -1, -1))
+            own = self.get_parameter(f"A_{group.key}")
+            own.copy_(trainable_rows(A, B, own))
             self.get_parameter(f"B_{group.key}").copy_(B.expand(-1, self.members, -1, -1))

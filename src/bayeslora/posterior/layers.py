@@ -82,3 +82,10 @@ def lora_start(group: LayerGroup, generator: torch.Generator) -> dict[str, Tenso
     shape_a, shape_b = ((len(group), *shape) for shape in group.factor_shapes.values())
     uniform = 2.0 * torch.rand(shape_a, generator=generator) - 1.0
     return {"A": uniform / group.in_features**0.5, "B": torch.zeros(shape_b)}
+
+
+def trainable_rows(A: Tensor, B: Tensor, own: Tensor) -> Tensor:
+    """``A [..., R, i]``, with rows of ``own`` where a row and its column of ``B [..., o, R]`` are both zero, as after padding to
+    a higher rank: ``B A`` is the same, and without that neither would ever have a gradient."""
+    dead = (A == 0).all(-1) & (B == 0).all(-2)
+    return torch.where(dead.unsqueeze(-1), own, A)

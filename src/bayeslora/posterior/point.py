@@ -9,7 +9,7 @@ import torch
 
 from bayeslora.posterior.base import Factors, Posterior, Spread
 from bayeslora.posterior.hints import TrainingHints
-from bayeslora.posterior.layers import lora_start
+from bayeslora.posterior.layers import lora_start, trainable_rows
 from bayeslora.posterior.noise import Noise
 
 
@@ -50,5 +50,6 @@ class PointPosterior(Posterior):
 
     def _start_from(self, factors: Factors) -> None:
         for group, A, B in zip(self.groups, factors.A, factors.B, strict=True):
-            self.get_parameter(f"A_{group.key}").copy_(A[:, 0])
+            own = self.get_parameter(f"A_{group.key}")
+            own.copy_(trainable_rows(A[:, 0], B[:, 0], own))
             self.get_parameter(f"B_{group.key}").copy_(B[:, 0])

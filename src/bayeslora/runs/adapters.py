@@ -6,6 +6,7 @@ A run knows more than its adapter: the task, how questions are asked, the number
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.utils import CONFIG_NAME
 
 from bayeslora.adapter.config import BayesLoraConfig
+from bayeslora.adapter.foreign import FOREIGN
 from bayeslora.adapter.holder import find_holder
 from bayeslora.adapter.loading import load_adapter
 from bayeslora.adapter.lora import start_from_lora
@@ -39,14 +41,8 @@ def run_of_adapter(directory: RunDirectory, model: str | None = None) -> RunConf
     if not base:
         raise InputError(f"{directory.path}: does not name its base model; give it with --model")
     kind, posterior = values.get("peft_type"), values.get("posterior")
-    known = {method.posterior_name: name for name, method in reversed(ALL.items()) if method.fit_post_hoc is None}
-    if kind == PLAIN:
-        method = "lora"
-    elif kind == "BAYESLORA":
-        method = "bayesian-lora" if posterior in ALL["bayesian-lora"].posteriors else known.get(str(posterior), "")
-    else:
-        method = ""
-    if not method:
+    method = _method_of(values)
+    if method is None:
         raise InputError(
             f"{directory.path}: holds an adapter of kind {posterior or kind}, which cannot be used by itself"
         )
@@ -60,6 +56,18 @@ def run_of_adapter(directory: RunDirectory, model: str | None = None) -> RunConf
     run = RunConfig(model=str(base), task="", method=method, adapter=adapter)
     settings = directory.path / SETTINGS
     return _with_settings(run, _read(settings), settings) if settings.exists() else run
+
+
+def _method_of(values: Mapping[str, Any]) -> str | None:
+    """The method that makes such an adapter, the first of several, and of those one that is trained itself if there is any;
+    ``None`` if there is none."""
+    kind, posterior = values.get("peft_type"), values.get("posterior")
+    if kind == "BAYESLORA":
+        found = [method for method in ALL.values() if posterior in method.posteriors]
+        return min(found, key=lambda method: method.fit_post_hoc is not None).name if found else None
+    if kind == PLAIN:
+        return "lora" if _is_plain(values) else "monteclora"
+    return str(kind).lower() if str(kind).lower() in FOREIGN else None
 
 
 def portable_settings(result: RunResult) -> dict[str, Any]:
@@ -117,7 +125,10 @@ def load_any_adapter(loaded: LoadedModel, directory: RunDirectory) -> PeftModel:
         fan_in_fan_out=config.fan_in_fan_out,
         base_model_name_or_path=config.base_model_name_or_path,
     )
-    model = get_peft_model(loaded.model, ours)
+    try:
+        model = get_peft_model(loaded.model, ours)
+    except ValueError as error:
+        raise InputError(f"{directory.path}: {error}") from error
     start_from_lora(model, find_holder(model), "default", path)
     return model.eval()
 
@@ -136,7 +147,11 @@ def require_method(model: PeftModel, config: RunConfig, directory: RunDirectory)
 
 def is_plain(directory: RunDirectory) -> bool:
     """Whether it is a plain LoRA that PEFT has saved, and no run's adapter."""
-    return directory.is_adapter and _read(directory.adapter / CONFIG_NAME).get("peft_type") == PLAIN
+    return directory.is_adapter and _is_plain(_read(directory.adapter / CONFIG_NAME))
+
+
+def _is_plain(values: Mapping[str, Any]) -> bool:
+    return values.get("peft_type") == PLAIN and not values.get("monteclora_config")
 
 
 def _read(path: Path) -> dict[str, Any]:

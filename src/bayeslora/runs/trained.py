@@ -92,7 +92,7 @@ class TrainedModel:
     familiarity: Familiarity | None = None
 
     def __repr__(self) -> str:
-        calibrated = "as trained" if self.calibration == Calibration() else "calibrated"
+        calibrated = "as trained" if self.calibration in (Calibration(), self.own) else "calibrated"
         task = f" on {public_name(self.config.task)}" if self.config.task else ""
         said = f"{self.config.method}{task}, {public_name(self.config.model)}, {self.samples} draws, {calibrated}"
         return f"TrainedModel({said})"
@@ -262,7 +262,9 @@ class TrainedModel:
             records = self.token_evaluator().answers(source, split)
             require_enough(len(records), f"{name}, {split}")
             found = calibrate_answers(records, error_rate=error_rate, coverage=coverage)
-            found = replace(found, draw_layers=self.draw_layers, samples=self.samples or None)
+            scale, temperature = self.calibration.posterior_scale, self.own.temperature
+            found = replace(found, posterior_scale=scale, temperature=temperature, draw_layers=self.draw_layers)
+            found = replace(found, samples=self.samples or None)
         else:
             items = _with_answers(require_options(source), split)
             require_enough(len(items), f"{name}, {split}")
@@ -392,6 +394,7 @@ def load_run(
             require_method(adapted, config, directory)
         if foreign is not None:
             foreign.attach(adapted)
-        own_scale = directory.is_adapter and not calibrated
-        set_scale(adapted, scale_of(adapted) if own_scale else calibration.posterior_scale)
+        if directory.is_adapter and not directory.calibration.exists():
+            own = calibration = Calibration(posterior_scale=scale_of(adapted))  # saved with the adapter
+        set_scale(adapted, calibration.posterior_scale)
     return TrainedModel(directory, config, loaded, adapted, samples, draw_layers, calibration, own, report, known)

@@ -5,13 +5,16 @@ All draws condition on the same text, each with its own key-value cache, so one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
+from transformers import GenerationConfig
 
 from bayeslora.adapter.base import find_any_holder
 from bayeslora.adapter.lean_layers import lean_predictions
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[Mapping[str, str]]
 """Plain text, or the messages of a chat: dictionaries with ``role`` and ``content``."""
+
+KEPT = ("bos_token_id", "pad_token_id", "decoder_start_token_id", "cache_implementation", "cache_config")
+"""What is kept of a model's own settings of generation."""
 
 LEAST_TEMPERATURE = 1e-6
 """Least sampling temperature; below it only the most probable token is drawn, and log-probabilities would overflow."""
@@ -128,7 +134,7 @@ def generate(
     """
     writing = writing or Writing()
     given = _padded(encode_prompts(tokenizer, prompts), tokenizer, model)
-    finding = {"end_tokens": _end_tokens(model), "stop": writing.stop, "tokenizer": tokenizer}
+    finding = {"end_tokens": _end_tokens(model, tokenizer), "stop": writing.stop, "tokenizer": tokenizer}
     record = Record(top, partial(has_ended, **finding), streamer)
     with (
         evaluating(model),
@@ -178,7 +184,8 @@ def generate_by_draw(
         steps = None if between is None else Steps(Averaging(padded["input_ids"].device).while_set_aside(between))
         sequences = _generate(model, tokenizer, given, writing, steps)
     written = sequences[:, given["input_ids"].shape[1] :].tolist()
-    texts = [End.find(ids, _end_tokens(model), writing.stop, tokenizer).text for ids in written]
+    ends = _end_tokens(model, tokenizer)
+    texts = [End.find(ids, ends, writing.stop, tokenizer).text for ids in written]
     return [texts[row :: len(prompts)] for row in range(len(prompts))]
 
 
@@ -191,11 +198,25 @@ def _generate(
 ) -> Tensor:
     _require_known(writing, model)
     devices = [given["input_ids"].device] if given["input_ids"].device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
+    with torch.random.fork_rng(devices), _plain_settings(model, _end_tokens(model, tokenizer)):
         torch.manual_seed(writing.seed)
         writer: Any = model
         sequences: Tensor = writer.generate(**given, **writing.arguments(tokenizer), streamer=streamer, use_cache=True)
     return sequences
+
+
+@contextmanager
+def _plain_settings(model: nn.Module, ends: set[int]) -> Iterator[None]:
+    """Inside the block, of a model's own settings only tokens and cache count, and these tokens end a text. Others, such as a
+    penalty on repetition, would change what is the most probable token."""
+    base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    saved = base.generation_config
+    kept = {name: getattr(saved, name, None) for name in KEPT}
+    base.generation_config = GenerationConfig(**kept, eos_token_id=sorted(ends) or None)
+    try:
+        yield
+    finally:
+        base.generation_config = saved
 
 
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[list[int]]:
@@ -249,8 +270,9 @@ def _require_known(writing: Writing, model: nn.Module) -> None:
             raise InputError(f"logit_bias has token {token}; the model has {words} tokens, from 0 to {words - 1}")
 
 
-def _end_tokens(model: nn.Module) -> set[int]:
-    """Tokens after which ``generate`` ends."""
+def _end_tokens(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Tokens after which a text ends: those of the model, and the tokenizer's, with which it ends in training."""
     writer: Any = model
     given = writer.generation_config.eos_token_id
-    return set(given if isinstance(given, (list, tuple)) else [] if given is None else [given])
+    own = given if isinstance(given, (list, tuple)) else [given]
+    return {int(token) for token in (*own, tokenizer.eos_token_id) if token is not None}
