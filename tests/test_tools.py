@@ -15,6 +15,13 @@ import pytest
 ROOT = Path(__file__).parent.parent
 QUICKSTART = runpy.run_path(str(ROOT / "tools/check_quickstart.py"))
 LOCK = runpy.run_path(str(ROOT / "tools/lock.py"))
+MUTANTS = runpy.run_path(str(ROOT / "tools/mutants.py"))
+
+
+def test_every_mutant_can_be_planted() -> None:
+    """Its line is in the code as it is, once, and its tests are there."""
+    mutants = MUTANTS["read_mutants"]()
+    assert len(mutants) > 300 and MUTANTS["find_mistakes"](mutants, ROOT) == []
 
 
 @pytest.fixture(params=[0, 1, 2])

@@ -313,6 +313,16 @@ def test_a_table_without_its_runs_still_has_a_report(study, tmp_path):
     assert {path.stem for path in (out / "figures").glob("*.svg")} == {"scatter-mine", "scatter-mine-to-other"}
 
 
+def test_free_answers_have_no_reliability_diagrams_to_miss(tmp_path):
+    asked = [{"question": f"Is {k} even?", "answer": ("yes", "no")[k % 2]} for k in range(6)]
+    task = str(write_task(tmp_path / "quiz", train=asked, validation=asked, test=asked))
+    prediction = PredictionConfig(samples=2, max_new_tokens=2, calibrate="none")
+    given = COMMON | {"methods": ("lora",), "tasks": (task,), "seeds": (0,), "prediction": prediction}
+    compare(Comparison(**given), tmp_path / "study")
+    page = read_page(make_report(tmp_path / "study").parent)
+    assert "F1 ↑" in page.tables["table-quiz"][0] and "predictions are not here" not in page.text
+
+
 @pytest.mark.system
 @pytest.mark.parametrize(
     "name, values",

@@ -21,14 +21,16 @@ from bayeslora.errors import InputError
 from bayeslora.figures.table import CALIBRATED_COLUMNS, COLUMNS
 from bayeslora.methods import METHODS
 from bayeslora.predict.questions.predictions import read_distances, read_epistemic, read_predictions
+from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.result import RunResult
-from bayeslora.studies.compare import compare
+from bayeslora.studies.compare import _Comparison, compare
 from bayeslora.studies.comparison import OWN, Comparison
 from bayeslora.studies.evaluated import METRICS as MAIN
 from bayeslora.studies.evaluated import Evaluated, table_rows
 from bayeslora.studies.execution import Execution
 from bayeslora.studies.plan import Job, plan, run_path
 from bayeslora.studies.pool import Workers
+from bayeslora.studies.runner import Runner
 from bayeslora.studies.worker import Settings
 from bayeslora.train import AdapterConfig, PredictionConfig, TrainingConfig
 from bayeslora.train.origin import SEED_DISTANCE
@@ -374,6 +376,75 @@ def test_an_evaluation_of_another_run_is_refused(other, tmp_path):
         compare(replace(shifted, training=TrainingConfig(epochs=2, batch_size=6)), tmp_path / "study")
 
 
+@pytest.fixture
+def evaluated(done, tmp_path) -> Path:
+    """A finished comparison with a shift, to be worked in."""
+    return Path(shutil.copytree(done, tmp_path / "study"))
+
+
+def only_lora(other: str) -> Comparison:
+    """One run of a finished comparison, and its evaluation."""
+    return replace(calibrated_study(other), methods=("lora",), seeds=(0,))
+
+
+def change(run: Path) -> None:
+    """Stands in for training or calibrating again: the bytes of the run are others."""
+    calibration = run / "adapter" / "calibration.json"
+    calibration.write_text(calibration.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+
+
+LORA = Path("runs/task/lora/rate-1/seed-0")
+SHIFTED = Path("shift/task/other/lora/seed-0/result.json")
+
+
+def test_an_evaluation_on_another_task_of_the_same_name_is_refused(other, evaluated, tmp_path):
+    namesake = str(write_task(tmp_path / "elsewhere" / "other"))
+    before = (evaluated / "table.json").read_bytes()
+    with pytest.raises(InputError, match=f"holds the evaluation on task '{other}', not on '{namesake}'; remove it"):
+        compare(only_lora(namesake), evaluated)
+    assert (evaluated / "table.json").read_bytes() == before
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_runs_that_are_trained_again_are_evaluated_again(other, tmp_path):
+    """On mended answers, with the same settings."""
+    task = write_task(tmp_path / "mine", train=[question(k, answer=0) for k in range(12)])
+    learning = TrainingConfig(epochs=1, batch_size=6, learning_rate=0.05)
+    given = study(tasks=(str(task),), methods=("lora",), seeds=(0,), shift=(other,), training=learning)
+    wrong = compare(given, tmp_path / "study").sections
+    write_task(task, train=[question(k, answer=1) for k in range(12)])
+    shutil.rmtree(tmp_path / "study" / "runs")
+    mended, anew = (compare(given, tmp_path / name).sections for name in ("study", "anew"))
+    nll, before = (it["mine → other"]["lora"]["nll"].values for it in (mended, wrong))
+    assert nll == anew["mine → other"]["lora"]["nll"].values != before
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_an_evaluation_of_a_run_that_has_changed_since_is_never_shown(other, evaluated, monkeypatch):
+    change(evaluated / LORA)
+    with pytest.raises(
+        InputError, match=r"was evaluated before its run .* again; give the command without --workers 0"
+    ):
+        compare(only_lora(other), evaluated, Execution(workers=0))
+    monkeypatch.setattr("bayeslora.studies.worker.evaluate", lambda *args: 1 / 0)
+    compared = compare(only_lora(other), evaluated)
+    assert list(compared.failures) == ["task → other, lora, seed 0"]
+    assert compared.sections["task → other"] == {"lora": {}} and compared.sections["task"]["lora"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_an_evaluation_by_an_earlier_version_is_read(other, evaluated, monkeypatch):
+    """It does not say of which state of the run it is."""
+    result = read_json(evaluated / SHIFTED)
+    assert result.pop("run_state") == RunDirectory(evaluated / LORA).fingerprint()
+    (evaluated / SHIFTED).write_text(json.dumps(result), encoding="utf-8")
+    monkeypatch.setattr("bayeslora.studies.worker.evaluate", lambda *args: 1 / 0)
+    compared = compare(only_lora(other), evaluated)
+    assert not compared.failures and compared.sections["task → other"]["lora"]["nll"].values == (
+        result["metrics"]["nll"],
+    )
+
+
 def test_shifts_that_cannot_be_read_are_refused_before_anything_is_run(tmp_path):
     broken = tmp_path / "broken.jsonl"
     broken.write_text("no JSON\n")
@@ -401,12 +472,30 @@ def test_the_command_line_exits_with_1_if_runs_failed(tmp_path, monkeypatch, cap
         ({"rates_beyond": 1}, "rates_beyond is 1 with 1 rate_factors; .* two factors to go beyond"),
         ({"rates_beyond": -1, "rate_factors": (1.0, 2.0)}, "rates_beyond is -1"),
         ({"adapter": AdapterConfig(settings={"members": 2})}, "settings belong to one posterior"),
-        ({"tasks": ("a/x.jsonl", "b/x.jsonl")}, "two tasks have the same name"),
+        ({"tasks": ("a/x.jsonl", "b/x.jsonl")}, "two tasks have the same name 'x': a/x.jsonl and b/x.jsonl"),
+        (
+            {"tasks": ("a/x.jsonl",), "shift": ("b/x.jsonl",)},
+            "two tasks have the same name 'x': a/x.jsonl and b/x.jsonl",
+        ),
+        (
+            {"tasks": ("a/x-1.0",), "shift": ("a/x-1.1",)},
+            r"a/x-1.0 and a/x-1.1 \(what is behind the last dot .* rename one",
+        ),
+        ({"shift": ("a/x", "a/x")}, "two tasks have the same name 'x': a/x and a/x .* give each once"),
     ],
 )
 def test_comparisons_that_make_no_sense_are_refused(changes, advice):
     with pytest.raises(InputError, match=advice):
         study(**changes)
+
+
+def test_a_task_may_be_learnt_and_be_a_shift_of_others(other, tmp_path):
+    tasks = (task_directory(), other)
+    given = study(tasks=tasks, shift=tasks, methods=("lora",))
+    jobs = plan(given, tmp_path, {(task, "lora"): OWN for task in tasks})
+    wanted = {(job.config.task, job.config.method, job.config.seed): job.path for job in jobs}
+    shifts = _Comparison(given, tmp_path, Runner(Execution()))._shifts(wanted)
+    assert list(shifts) == [tasks, tasks[::-1]]
 
 
 def test_unknown_names_are_refused_before_anything_is_run(tmp_path):
@@ -453,6 +542,21 @@ def test_workers_give_what_one_process_gives(done, other, tmp_path):
     for path in made:
         ours, theirs = (read_predictions(it)[1] for it in (path, done / path.relative_to(tmp_path / "study")))
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+def test_processes_that_cannot_begin_are_no_failed_runs(tmp_path, monkeypatch):
+    """As in a script that compares on import: each process starts it again, and ends."""
+    from bayeslora.studies import pool
+
+    monkeypatch.setattr(pool, "_until_broken", lambda *args: iter(()))
+    work = [Job(study().config(task_directory(), "lora", 0), tmp_path / "run")]
+    processes = pool._Processes(Settings(), 2)
+    with pytest.raises(
+        InputError, match=r"could begin; put the code of your script below \"if __name__ == '__main__':"
+    ):
+        list(processes(work))
+    processes._begun.value = True
+    assert [why for _, why in processes(work)] == ["its process died; give it more memory, or use fewer workers"]
 
 
 def die(job: Job) -> None:

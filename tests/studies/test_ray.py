@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import threading
 import time
+from contextlib import chdir
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from bayeslora.errors import InputError
 from bayeslora.runs.config import RunConfig, TrainingConfig
 from bayeslora.runs.directory import RunDirectory
+from bayeslora.studies import ray_pool
 from bayeslora.studies.plan import Job
 from bayeslora.studies.pool import Workers
 from bayeslora.studies.worker import Settings
@@ -66,6 +72,55 @@ def test_a_node_that_dies_costs_no_run(tmp_path, monkeypatch):
         found = RunDirectory(made.path).read_result()
         want = train(made.config, tmp_path / f"local-{made.path.name}", RunContext(device="cpu"))
         assert found["metrics"] == want["metrics"]
+
+
+class Elsewhere:
+    """Ray as far as it is needed, with all of its workers in another directory."""
+
+    exceptions = SimpleNamespace(RayError=RuntimeError)
+
+    def __init__(self, place):
+        self.place = place
+
+    def remote(self, function):
+        def execute(*args):
+            with chdir(self.place):
+                return [function(*args)]
+
+        return SimpleNamespace(options=lambda **wanted: SimpleNamespace(remote=lambda *args: Done(execute(*args))))
+
+    def wait(self, running, num_returns):
+        return running[:num_returns], running[num_returns:]
+
+    def get(self, done):
+        return done.failure
+
+
+class Done:
+    def __init__(self, result):
+        [self.failure] = result
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_models_and_tasks_may_be_relative_paths_where_the_directory_is_shared(shared, tmp_path, monkeypatch):
+    """Everything else works without it."""
+    place = tmp_path / "here"
+    place.mkdir()
+    shutil.copytree(tiny.model_directory(), place / "base")
+    shutil.copytree(tiny.task_directory(), place / "quiz")
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(ray_pool, "_ray", lambda: Elsewhere("/"))
+    monkeypatch.setattr(ray_pool, "_gpus", lambda settings: 0)
+    if not shared:
+        monkeypatch.setattr("os.path.isdir", lambda path: path != str(place))
+    config = tiny.run_config("lora")
+    relative = Job(replace(config, model="base", task="quiz"), Path("relative"))
+    ended = {}
+    with Workers(Settings(device="cpu"), 1, "ray") as workers:
+        workers.run([relative, Job(config, Path("absolute"))], lambda made, failure: ended.update({made.path: failure}))
+    assert [failure is None for failure in ended.values()] == [shared, True]
+    assert (place / "absolute" / "result.json").exists()
+    assert not shared or RunDirectory(place / "relative").read_result().config["task"] == "quiz"
 
 
 def test_what_is_missing_is_named(tmp_path, monkeypatch):

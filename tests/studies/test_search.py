@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,18 @@ def test_a_trial_that_is_no_trial_is_refused(trial):
 def test_a_trial_of_a_method_that_is_not_compared_is_refused():
     with pytest.raises(InputError, match="trials has 'blob', which is none of the methods: temperature"):
         study(methods=("temperature",), trials={"lora": "1", "blob": "1:2"})
+
+
+@pytest.mark.parametrize(
+    ("method", "advice"),
+    [
+        ("lroa", r"unknown method 'lroa' \(did you mean 'lora'\?\)"),
+        ("laplace", "'laplace', .* of its own; leave it out"),
+    ],
+)
+def test_a_trial_that_no_run_would_use_is_refused(method, advice):
+    with pytest.raises(InputError, match=advice):
+        study(methods=("all",), trials={"lora": "1", method: "1:2"})
 
 
 def test_every_factor_is_tried_with_every_number_of_epochs_and_seed_without_the_test_split():
@@ -217,3 +230,37 @@ def test_a_search_run_that_fails_is_told_and_is_not_chosen(tmp_path, monkeypatch
     assert record["chosen_rate_factors"] == {"task/lora": 30.0} and record["rate_search"]["task/lora"]["1"] is None
     assert compared.failures == {"task, lora ×1, seed 0": "ZeroDivisionError: division by zero"}
     assert told == ["task/lora: validation nll ×1: failed, ×30: 1.0000; ×30 it is"]
+
+
+def test_without_workers_the_search_is_that_of_the_table(tmp_path, monkeypatch):
+    """Of its runs one has failed, and the others were removed."""
+    out, train = tmp_path / "study", worker.train
+
+    def failing(config, path, *args, **kwargs):
+        return 1 / 0 if "rate-1" in path.parts and "search" in path.parts else train(config, path, *args, **kwargs)
+
+    monkeypatch.setattr(worker, "train", failing)
+    given = study(methods=("lora",), rate_factors=(1.0, 30.0), seeds=(0,), search_seeds=(0,))
+    sections, record = compare(given, out).sections, read_json(out / "table.json")
+    assert record["chosen_rate_factors"] == {"task/lora": 30.0} and record["rate_search"]["task/lora"]["1"] is None
+    shutil.rmtree(out / "search")
+    assert compare(given, out, Execution(workers=0)).sections == sections
+    shown = read_json(out / "table.json")
+    assert [shown[name] for name in ("chosen_rate_factors", "rate_search")] == [
+        record[name] for name in ("chosen_rate_factors", "rate_search")
+    ]
+
+
+@pytest.mark.parametrize(
+    "table", [None, "[]", '{"study": {"search_seeds": [1]}, "rate_search": {"task/lora": {"1": 0.5}}}']
+)
+def test_without_workers_nothing_is_shown_before_the_search_is_done(table, tmp_path):
+    """Not even what a table says of other seeds."""
+    if table is not None:
+        (tmp_path / "table.json").write_text(table, encoding="utf-8")
+    given = study(methods=("lora",), rate_factors=(1.0, 30.0), seeds=(0,), search_seeds=(0,))
+    with pytest.raises(
+        InputError, match=r"the search is not done, as it lacks task/lora ×1; .* to choose with --trials"
+    ):
+        compare(given, tmp_path, Execution(workers=0))
+    assert {path.name for path in tmp_path.iterdir()} - {".lock"} == (set() if table is None else {"table.json"})

@@ -83,6 +83,25 @@ def test_processes_go_when_the_study_is_killed(tmp_path):
     wait_until(lambda: not any(is_there(pid) for pid in started), seconds=20)
 
 
+def test_a_script_without_a_guard_is_told_so(tmp_path):
+    script = tmp_path / "study.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from bayeslora.runs.directory import RunDirectory\n"
+        "from bayeslora.studies.pool import Workers\n"
+        "from bayeslora.studies.worker import Settings\n"
+        "from studies.test_workers import job\n"
+        f"with RunDirectory(Path({str(tmp_path)!r})).locked(), Workers(Settings(device='cpu'), 2) as workers:\n"
+        f"    workers.run([job(Path({str(tmp_path / 'run')!r}))], print)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    study = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
+    assert study.stderr.splitlines()[-1].startswith(
+        "bayeslora.errors.InputError: no process of the workers could begin"
+    )
+    assert study.stdout == "" and "__main__" in study.stderr.splitlines()[-1]
+
+
 def is_there(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

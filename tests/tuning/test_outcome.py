@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("botorch")
 
 from bayeslora.tuning.log import Trial
-from bayeslora.tuning.outcome import Outcome
+from bayeslora.tuning.outcome import Outcome, verdict
 from tuning.cases import tuning
 
 
@@ -50,3 +50,9 @@ def test_of_equal_trials_the_earliest_is_chosen():
 def test_outcomes_without_any_trial_to_choose():
     found = outcome((), constraints=("acc>=0.5",))
     assert found.front == [] and found.chosen is None and found.reference is None and found.hypervolumes == []
+
+
+def test_that_all_trials_failed_is_no_matter_of_constraints():
+    for constraints in ((), ("acc>=0.5",)):
+        assert verdict(outcome((), (), constraints=constraints)).startswith("All trials failed; mend what")
+    assert verdict(outcome((), (0.1, 1.0, 0.4), constraints=("acc>=0.5",))).startswith("No trial keeps acc>=0.5;")

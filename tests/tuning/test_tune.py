@@ -20,6 +20,7 @@ pytest.importorskip("botorch")
 
 from bayeslora.errors import InputError
 from bayeslora.report import make_report
+from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.result import RunResult
 from bayeslora.runs.saved_config import from_dict, to_dict
 from bayeslora.studies import worker
@@ -29,6 +30,7 @@ from bayeslora.train.errors import RunsFailed
 from bayeslora.tuning import propose as proposing
 from bayeslora.tuning import tune as module
 from bayeslora.tuning.config import Tuning
+from bayeslora.tuning.log import open_log
 from bayeslora.tuning.tune import tune
 from train.tiny import (
     bayeslora,
@@ -185,6 +187,22 @@ def test_a_search_that_was_killed_ends_as_if_it_had_not_been(stop, done, tmp_pat
     assert same(without_times(tmp_path / "search"), without_times(done))
 
 
+def test_a_search_that_ended_in_the_lora_of_its_constraints_goes_on(done, tmp_path, monkeypatch):
+    out, train = tmp_path / "search", module.train
+
+    def dying(config: Any, path: Path, *args: Any, **kwargs: Any) -> None:
+        RunDirectory(path).claim(to_dict(resolve(config)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "train", dying)
+    with pytest.raises(KeyboardInterrupt):
+        tune(tuning(), out)
+    (out / "trials.json.partial").touch()  # as a kill leaves it that comes a moment later
+    monkeypatch.setattr(module, "train", train)
+    tune(tuning(), out)
+    assert same(without_times(out), without_times(done))
+
+
 @pytest.mark.slow
 def test_a_killed_process_is_no_loss(done, tmp_path):
     """Killed for good, in the middle of the second trial."""
@@ -244,8 +262,6 @@ def test_more_trials_extend_a_search(done, tmp_path):
 
 
 def test_a_run_that_two_processes_want_is_made_by_one(done, tmp_path):
-    from bayeslora.runs.directory import RunDirectory
-
     with RunDirectory(tmp_path).locked(), pytest.raises(InputError, match="another process is at work"):
         tune(tuning(), tmp_path)
 
@@ -290,11 +306,58 @@ def test_a_machine_that_fails_ends_the_search_which_goes_on_later(tmp_path, monk
     assert [(it["state"], it["values"]) for it in found] == [("done", it["values"]) for it in wanted]
 
 
-def test_if_everything_fails_it_is_said_why(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(worker, "train", lambda *a, **k: 1 / 0)
-    assert bayeslora(*words(tmp_path / "out", "--constraints")) == 1
-    err = capsys.readouterr().err
-    assert "all of the first 3 trials failed" in err and "ZeroDivisionError" in err and err.count("\n") == 1
+def states(out: Path) -> list[str]:
+    return [trial["state"] for trial in read_json(out / "trials.json")["trials"]]
+
+
+def test_a_base_model_that_is_not_there_is_no_trial_that_failed(tmp_path, capsys):
+    """Neither once it is there, nor if its name was wrong."""
+    out, base = tmp_path / "out", tmp_path / "base"
+    search = words(out, "--constraints", "--trials", 3)
+    for _ in range(2):
+        assert bayeslora(*search, "--model", base) == 1
+        err = capsys.readouterr().err
+        assert err.startswith("bayeslora: trial 0 could not be run: InputError: ") and err.count("\n") == 1
+        assert states(out) == ["planned"] * 3
+    assert bayeslora(*search) == 0 and states(out) == ["done"] * 3
+    assert bayeslora(*search, "--model", base) == 2
+    assert "holds another search (model" in capsys.readouterr().err
+
+
+def test_a_base_model_that_is_gone_later_is_no_trial_that_failed(done, tmp_path, monkeypatch):
+    out = Path(shutil.copytree(done, tmp_path / "search"))
+    monkeypatch.setattr(worker, "load_base", lambda *a, **k: 1 / 0)
+    with pytest.raises(RunsFailed, match=r"trial 5 could not be run: ZeroDivisionError: .* the same command again"):
+        tune(tuning(trials=6, q=1), out)
+    assert states(out) == ["done"] * 5 + ["planned"]
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(InputError, match="device 'cuda:99' is not available"):
+        tune(tuning(), tmp_path / "out", Execution(device="cuda:99"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("trials", [3, 5])
+def test_if_everything_fails_it_is_said_why_and_tried_again(trials, tmp_path, monkeypatch, capsys):
+    search = words(tmp_path / "out", "--constraints", "--trials", trials)
+    with monkeypatch.context() as broken:
+        broken.setattr(worker, "train", lambda *a, **k: 1 / 0)
+        assert bayeslora(*search) == 1
+    out, err = capsys.readouterr()
+    told = (
+        "all trials failed; see" if trials == 3 else "all of the first 3 trials failed, trial 0 with ZeroDivisionError"
+    )
+    assert told in err and err.count("\n") == 1 and ("All trials failed; mend" in out) == (trials == 3)
+    assert states(tmp_path / "out") == ["failed"] * 3
+    assert bayeslora(*search) == 0 and states(tmp_path / "out") == ["done"] * trials
+
+
+def test_a_trial_that_failed_is_not_tried_again_once_another_is_done(done, tmp_path):
+    log = read_json(done / "trials.json")
+    log["trials"][0] |= {"state": "failed", "outcomes": {}, "failure": "out of luck"}
+    (tmp_path / "trials.json").write_text(json.dumps(log))
+    assert [trial.number for trial in open_log(tmp_path / "trials.json", to_dict(tuning())).planned] == []
 
 
 def test_metrics_that_are_not_finite_are_a_failure(tmp_path, monkeypatch):

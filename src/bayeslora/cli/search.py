@@ -51,4 +51,5 @@ class Tune(StudyOptions):
             elif tuned.outcome.chosen is not None:
                 print(f"next: bayeslora train --config {self.out / 'chosen.json'} --out my-run")
         if tuned.outcome.chosen is None:
-            raise RunsFailed(f"no trial keeps all constraints; see {self.out / 'trials.md'}")
+            why = "all trials failed" if tuned.outcome.all_failed else "no trial keeps all constraints"
+            raise RunsFailed(f"{why}; see {self.out / 'trials.md'}")

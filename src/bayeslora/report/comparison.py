@@ -88,7 +88,7 @@ class _Comparison:
             drawings += answer_figures(name, answered)
         if drawings:
             blocks.append(Gallery(drawings))
-        if not answered and drawings:
+        if not answered and drawings and columns != ANSWER_COLUMNS:
             blocks.append(Note("The runs' predictions are not here, so there are no reliability diagrams."))
         return Section(title, blocks)
 

@@ -55,12 +55,19 @@ def _report(directory: Path, outcome: Outcome, summary: Mapping[str, Any], out: 
             _front(outcome),
             _applied(directory, outcome),
             Section("Trials", [_trials(outcome)]),
-            failures_section(failures, [], "they are not tried again, and the search keeps away from them"),
+            failures_section(failures, [], _fate(outcome)),
             runs_section(runs, out),
             settings_section(summary["study"], usual, ("run.model", "run.task", "run.method")),
             environment_section(summary["environment"], {}),
         ],
     )
+
+
+def _fate(outcome: Outcome) -> str:
+    """What becomes of failed trials."""
+    if outcome.all_failed:
+        return "the same command tries them again"
+    return "they are not tried again, and the search keeps away from them"
 
 
 def _tuning(study: Mapping[str, Any]) -> Tuning:

@@ -42,7 +42,7 @@ def evaluate(
     For tasks that predict every token, ``reference`` is the directory of a LoRA's run whose entropies determine the uncertain
     tokens. ``how`` is the format of own data, by default that of the training data.
     """
-    start = time.perf_counter()
+    start, state = time.perf_counter(), trained.directory.fingerprint()
     name = task or trained.config.task
     evaluated, counts = _evaluate(trained, trained.find_task(name, data_dir, how), split, out, reference)
     if name != trained.config.task:
@@ -54,6 +54,7 @@ def evaluate(
         environment=describe_environment(device),
         seed=trained.config.seed,
         task=name,
+        run_state=state,
         split=split,
         samples=trained.samples,
         draw_layers=trained.draw_layers,

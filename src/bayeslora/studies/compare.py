@@ -109,7 +109,7 @@ class _Comparison:
             ]
             for task in self.study.tasks
             for other in self.study.shift
-            if task_name(other) != task_name(task)
+            if other != task
         }
 
     def _shifted(self, own: Places, shift: Sequence[Evaluation]) -> Places:

@@ -92,13 +92,14 @@ class Comparison(Study):
                 "two factors to go beyond"
             )
         self._check_trials()
-        require_distinct_tasks(self.tasks)
         require_distinct_tasks(self.shift)
+        require_distinct_tasks(tuple(dict.fromkeys((*self.tasks, *self.shift))))
         if self.adapter.settings and (len(self.methods) > 1 or self.methods == ("all",)):
             raise InputError("settings belong to one posterior, but there are several methods; leave them out")
 
     def _check_trials(self) -> None:
         for method, trial in self.trials.items():
+            _require_trained(method)
             if method not in (*self.methods, "lora") and self.methods != ("all",):
                 raise InputError(f"trials has {method!r}, which is none of the methods: {', '.join(self.methods)}")
             read_trial(str(trial))
@@ -120,3 +121,11 @@ class Comparison(Study):
         rate, epochs = config.training.learning_rate, trial.epochs or config.training.epochs
         assert rate is not None
         return replace(config, training=replace(config.training, learning_rate=rate * trial.factor, epochs=epochs))
+
+
+def _require_trained(method: str) -> None:
+    """Refuse a method without a learning rate to choose."""
+    from bayeslora.methods import find_method
+
+    if find_method(method).fit_post_hoc is not None:
+        raise InputError(f"trials has {method!r}, which has no learning rate of its own; leave it out")

@@ -9,9 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from ctypes import c_bool
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from bayeslora.errors import InputError
 from bayeslora.studies.plan import StudyJob
 from bayeslora.studies.worker import RunWorker, Settings
 
@@ -83,11 +86,17 @@ def _starter(settings: Settings, count: int, executor: Executor, here: RunWorker
 
 class _Processes:
     """Processes on this machine, started on demand. If one dies (for example out of memory), its work has failed and the rest
-    continues."""
+    continues. If none ever begins, nothing can be done."""
 
     def __init__(self, settings: Settings, count: int) -> None:
         self._settings, self._count = settings, count
+        self._context = multiprocessing.get_context("spawn")  # CUDA does not support fork
         self._pool: ProcessPoolExecutor | None = None
+
+    @cached_property
+    def _begun(self) -> c_bool:
+        """Whether any process has begun. It is no event, because a process may die with the lock of an event."""
+        return self._context.RawValue(c_bool, False)
 
     def __call__(self, work: Sequence[StudyJob]) -> Iterator[tuple[StudyJob, str | None]]:
         """Yield units of work as they end."""
@@ -100,6 +109,7 @@ class _Processes:
             if not waiting:
                 return
             self.close()
+            self._require_begun()
             suspects, waiting = waiting[: self._count], waiting[self._count :]
             for it in suspects:  # one of the running units is at fault; run each alone to find it
                 with self._started(1) as pool:
@@ -107,8 +117,15 @@ class _Processes:
                 yield alone[0] if alone else (it, "its process died; give it more memory, or use fewer workers")
 
     def _started(self, count: int) -> ProcessPoolExecutor:
-        context = multiprocessing.get_context("spawn")  # CUDA does not support fork
-        return ProcessPoolExecutor(count, context, _start_worker, (self._settings, os.getpid()))
+        return ProcessPoolExecutor(count, self._context, _start_worker, (self._settings, os.getpid(), self._begun))
+
+    def _require_begun(self) -> None:
+        """Refuse to go on if no process could begin: each runs the script again up to its ``__main__`` guard."""
+        if not self._begun.value:
+            raise InputError(
+                "no process of the workers could begin; put the code of your script below \"if __name__ == '__main__':\", or use "
+                "1 worker"
+            )
 
     def close(self) -> None:
         """Stop the processes; pending work is cancelled."""
@@ -130,8 +147,9 @@ def _until_broken(pool: ProcessPoolExecutor, work: Sequence[StudyJob]) -> Iterat
 _worker: RunWorker | None = None
 
 
-def _start_worker(settings: Settings, parent: int) -> None:
+def _start_worker(settings: Settings, parent: int, begun: c_bool) -> None:
     global _worker
+    begun.value = True
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     _worker = RunWorker(settings)
 

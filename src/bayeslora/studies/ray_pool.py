@@ -10,6 +10,7 @@ import importlib.util
 import os
 import socket
 from collections.abc import Iterator, Sequence
+from contextlib import chdir, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from bayeslora.studies.worker import RunWorker, Settings
 RETRIES = 3
 """How often a run is restarted after its process or its node has died."""
 
-_workers: dict[Settings, RunWorker] = {}
+_workers: dict[tuple[Settings, str], RunWorker] = {}
 
 
 def in_ray(jobs: Sequence[StudyJob], settings: Settings, workers: int) -> Iterator[tuple[StudyJob, str | None]]:
@@ -38,7 +39,7 @@ def in_ray(jobs: Sequence[StudyJob], settings: Settings, workers: int) -> Iterat
     while waiting or running:
         while waiting and len(running) < workers:
             job = waiting.pop()
-            running[task.remote(job, settings)] = job
+            running[task.remote(job, settings, os.getcwd())] = job
         (done, *_), _ = ray.wait(list(running), num_returns=1)
         job = running.pop(done)
         try:
@@ -83,15 +84,19 @@ def _gpus(settings: Settings) -> int:
 
 
 def _absolute(job: StudyJob) -> StudyJob:
-    """Make paths absolute, since a worker has another working directory."""
+    """Make the paths of directories absolute, since a node need not have the study's working directory."""
     if isinstance(job, Evaluation):
         return replace(job, path=job.path.absolute(), run=job.run.absolute())
     return replace(job, path=job.path.absolute(), needs=tuple(path.absolute() for path in job.needs))
 
 
-def _run(job: StudyJob, settings: Settings) -> str | None:
-    """Execute a job in a worker's process, which keeps the base model for the next one."""
-    if settings not in _workers:
+def _run(job: StudyJob, settings: Settings, place: str) -> str | None:
+    """Execute a job in a worker's process, which keeps the base model for the next one.
+
+    Names of models and tasks may be paths relative to ``place``, the study's working directory.
+    """
+    if (settings, place) not in _workers:
         _workers.clear()
-        _workers[settings] = RunWorker(settings)
-    return _workers[settings](job)
+        _workers[settings, place] = RunWorker(settings)
+    with chdir(place) if os.path.isdir(place) else nullcontext():
+        return _workers[settings, place](job)

@@ -51,8 +51,12 @@ class Runner:
         if not work:
             return
         self.report.say(f"{len(work)} {what}, {len(work) - len(missing)} of them done already")
+        old = [it for it in missing if RunDirectory(it.path).result.exists()]
         if self.execution.workers == 0:
+            _require_none(old)
             return
+        for it in old:  # if it fails now, the table has a gap
+            RunDirectory(it.path).result.unlink()
         ended = 0
 
         def tell(it: StudyJob, failure: str | None) -> None:
@@ -77,8 +81,16 @@ def require_readable(tasks: Sequence[str], data_dir: Path | None, how: OwnFormat
             require_gold(task.load("test").items)
 
 
+def _require_none(old: Sequence[StudyJob]) -> None:
+    """Refuse to show results that have to be made again."""
+    if old:
+        raise InputError(
+            f"{old[0].path}: was evaluated before its run was trained or calibrated again; give the command without --workers 0"
+        )
+
+
 def _is_done(work: StudyJob) -> bool:
-    """Whether there is a result. A directory with other content is refused."""
+    """Whether there is a result, of the present state of the run. A directory with other content is refused."""
     place = RunDirectory(work.path)
     if isinstance(work, Job):
         if work.path.exists():
@@ -86,8 +98,13 @@ def _is_done(work: StudyJob) -> bool:
         return place.result.exists()
     if not place.result.exists():
         return False
-    if saved_run(place.read_result().config) != saved_run(RunDirectory(work.run).read_config()):
+    found, run = place.read_result(), RunDirectory(work.run)
+    if saved_run(found.config) != saved_run(run.read_config()):
         raise InputError(
             f"{work.path}: holds the evaluation of another run than {work.run}; remove it, or use a new directory"
         )
-    return True
+    if found.task != work.task:
+        raise InputError(
+            f"{work.path}: holds the evaluation on task {found.task!r}, not on {work.task!r}; remove it, or use a new directory"
+        )
+    return found.run_state in (None, run.fingerprint())  # earlier versions did not save the state

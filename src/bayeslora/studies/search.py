@@ -5,12 +5,14 @@ The search has its own runs, which never read the test split.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bayeslora.errors import InputError
 from bayeslora.methods import find_method
 from bayeslora.runs.config import RunConfig
 from bayeslora.runs.directory import RunDirectory
@@ -69,12 +71,31 @@ class Search:
 
     def _try(self, trials: Mapping[Pair, Sequence[Trial]], what: str) -> None:
         self.runner.run(search_jobs(self.study, self.out, trials), what)
-        for (task, method), wanted in trials.items():
-            found = self.nlls.setdefault((task, method), {})
-            for trial in wanted:
-                seeds = self.study.search_seeds
-                nlls = [_validation_nll(_search_path(self.out, task, method, trial, seed)) for seed in seeds]
-                found[trial] = sum(nlls) / len(nlls)
+        for pair, wanted in trials.items():
+            self.nlls.setdefault(pair, {}).update({trial: self._nll(pair, trial) for trial in wanted})
+
+    def _nll(self, pair: Pair, trial: Trial) -> float:
+        """Validation NLL of a trial, mean over the seeds."""
+        paths = [_search_path(self.out, *pair, trial, seed) for seed in self.study.search_seeds]
+        whole = all(RunDirectory(path).result.exists() for path in paths)
+        if self.runner.execution.workers == 0 and not whole:
+            return self._recorded_nll(pair, trial)
+        return sum(map(_validation_nll, paths)) / len(paths)
+
+    def _recorded_nll(self, pair: Pair, trial: Trial) -> float:
+        """The same of a trial whose runs have failed or were removed, from the last table."""
+        try:
+            record = json.loads((self.out / "table.json").read_text(encoding="utf-8"))
+            nll = record["rate_search"][_name(pair)][trial.label]
+            known = record["study"]["search_seeds"] == list(self.study.search_seeds)
+        except (OSError, ValueError, KeyError, TypeError):
+            known = False
+        if not known:
+            raise InputError(
+                f"{self.out}: the search is not done, as it lacks {_name(pair)} {trial}; give the command without --workers 0, "
+                "or what to choose with --trials"
+            )
+        return math.inf if nll is None else float(nll)
 
 
 def trials_of(study: Comparison) -> tuple[Trial, ...]:

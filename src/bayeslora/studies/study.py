@@ -58,6 +58,12 @@ def require_distinct(name: str, values: Sequence[object]) -> None:
 
 def require_distinct_tasks(tasks: Sequence[str]) -> None:
     """Refuse tasks whose results would share a directory."""
-    names = [task_name(task) for task in tasks]
-    if len(set(names)) < len(names):
-        raise InputError(f"two tasks have the same name ({', '.join(names)}); rename a file")
+    seen: dict[str, str] = {}
+    for task in tasks:
+        name = task_name(task)
+        if name in seen:
+            raise InputError(
+                f"two tasks have the same name {name!r}: {seen[name]} and {task} (what is behind the last dot does not count); "
+                "give each once, or rename one"
+            )
+        seen[name] = task

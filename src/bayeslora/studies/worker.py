@@ -41,7 +41,8 @@ class Settings:
 
 
 class Outage(str):
-    """Reason of a failure caused by the machine, such as a full disk, and not by the settings: it may succeed later."""
+    """Reason of a failure that does not come from a run's own settings, such as a full disk or a base model that is not there:
+    it may succeed later."""
 
 
 class RunWorker:
@@ -55,24 +56,18 @@ class RunWorker:
     def __call__(self, work: StudyJob) -> str | None:
         """Execute the work; returns the reason if it failed."""
         try:
+            place = self.prepared(_config_of(work))
+        except Exception as error:  # without the base model no run can succeed
+            return Outage(_told(error))
+        try:
             if isinstance(work, Job):
-                train(work.config, work.path, self.prepared(work.config))
+                train(work.config, work.path, place)
             else:
-                self._evaluate(work)
+                _evaluate(work, place)
         except Exception as error:
             kind = Outage if isinstance(error, OSError) else str
-            return kind(f"{type(error).__name__}: {first_line(error)}")
+            return kind(_told(error))
         return None
-
-    def _evaluate(self, it: Evaluation) -> None:
-        place = self.prepared(from_dict(RunDirectory(it.run).read_config()))
-        trained = load_run(it.run, samples=it.samples, report=place.report, loaded=place.loaded)
-        try:
-            if it.posterior_scale is not None:
-                trained.set_posterior_scale(it.posterior_scale)
-            evaluate(trained, it.task, "test", place.data_dir, it.path)
-        finally:
-            trained.model.unload()
 
     def prepared(self, config: RunConfig) -> RunContext:
         """The place with the run's base model, and the trunk cache of earlier runs."""
@@ -84,3 +79,22 @@ class RunWorker:
         if self._trunk is None or self._trunk[0] != config.adapter.layers:
             self._trunk = config.adapter.layers, TrunkCache()
         return replace(self.place, loaded=self._loaded[1], trunk=self._trunk[1])
+
+
+def _config_of(work: StudyJob) -> RunConfig:
+    """Settings of the run that is trained or evaluated."""
+    return work.config if isinstance(work, Job) else from_dict(RunDirectory(work.run).read_config())
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def _evaluate(it: Evaluation, place: RunContext) -> None:
+    trained = load_run(it.run, samples=it.samples, report=place.report, loaded=place.loaded)
+    try:
+        if it.posterior_scale is not None:
+            trained.set_posterior_scale(it.posterior_scale)
+        evaluate(trained, it.task, "test", place.data_dir, it.path)
+    finally:
+        trained.model.unload()

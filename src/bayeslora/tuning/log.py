@@ -17,6 +17,9 @@ from bayeslora.runs.saved_config import differences, from_dict, to_dict
 
 SCHEMA = 1
 
+BASELINE_RUN = "baseline"
+"""Directory of LoRA's run, which may be there before the log."""
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -79,10 +82,14 @@ class Log:
 
 
 def open_log(path: Path, study: Mapping[str, Any]) -> Log:
-    """Open the log of a search, empty if there is none. The log of another search is refused."""
+    """Open the log of a search, empty if there is none. The log of another search is refused, unless none of its trials began.
+
+    If all trials failed, that says nothing about their settings, and they are planned again.
+    """
     if not path.exists():
+        own = (".lock", BASELINE_RUN, f"{path.name}.partial")
         strangers = (
-            sorted(it.name for it in path.parent.iterdir() if it.name != ".lock") if path.parent.exists() else []
+            sorted(it.name for it in path.parent.iterdir() if it.name not in own) if path.parent.exists() else []
         )
         if strangers:
             raise InputError(
@@ -95,8 +102,12 @@ def open_log(path: Path, study: Mapping[str, Any]) -> Log:
         lines = _differences(study, record["study"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: is no log of a search ({error}); restore it, or choose another directory") from error
+    if lines and not any(trial.outcomes or trial.path(path.parent).exists() for trial in trials):
+        return Log(path, study)
     if lines:
         raise InputError(f"{path.parent}: holds another search ({'; '.join(lines[:3])}); choose another directory")
+    if not any(trial.outcomes for trial in trials):
+        trials = [replace(trial, state="planned", failure="") for trial in trials]
     return Log(path, study, trials)
 
 

@@ -59,6 +59,11 @@ class Outcome:
         ]
         return np.array(rows, dtype=float).reshape(len(rows), len(limits))
 
+    @property
+    def all_failed(self) -> bool:
+        """Whether no trial has an outcome."""
+        return not any(trial.outcomes for trial in self.trials)
+
     @cached_property
     def feasible(self) -> NDArray[np.bool_]:
         """``[N]``, which trials have an outcome and satisfy all constraints."""
@@ -141,6 +146,8 @@ def _table(outcome: Outcome) -> str:
 
 def verdict(outcome: Outcome) -> str:
     """Conclusion from the trials, in a sentence."""
+    if outcome.all_failed:
+        return "All trials failed; mend what their reasons say, and give the same command again."
     bounds = ", ".join(f"{text} ({bound:.4g})" if "lora" in text else text for text, bound in outcome.bounds.items())
     if outcome.chosen is None:
         return f"No trial keeps {bounds}; loosen the constraints, widen the search, or give more trials."

@@ -43,7 +43,7 @@ from bayeslora.train.run import train
 from bayeslora.tuning.config import Tuning
 from bayeslora.tuning.constraints import BASELINE, outcomes_of
 from bayeslora.tuning.front import Floats
-from bayeslora.tuning.log import Log, Trial, open_log
+from bayeslora.tuning.log import BASELINE_RUN, Log, Trial, open_log
 from bayeslora.tuning.outcome import SHOWN, Outcome, chosen_run, describe, write_outcome
 from bayeslora.tuning.points import sobol
 from bayeslora.tuning.space import Space
@@ -88,6 +88,7 @@ def tune(
     check_count("workers", execution.workers)
     if out.exists() and not out.is_dir():
         raise InputError(f"{out}: is a file; choose a directory")
+    device = resolve_device(execution.device)
     load_task(tuning.run.task, execution.data_dir, tuning.run.data.own_format())
     space = Space(tuning.axes, replace(tuning.run, report_split="validation"))
     open_log(out / "trials.json", to_dict(tuning))  # refuse another search before writing anything
@@ -100,7 +101,7 @@ def tune(
         search = _Search(tuning, space, out, log, here, report)
         with Workers(settings, execution.workers, execution.executor, here) as crew:
             outcome = search.run(crew)
-        write_outcome(outcome, space, out, resolve_device(execution.device))
+        write_outcome(outcome, space, out, device)
         config, applied = chosen_run(outcome, space), None
         if apply and config is not None:
             report.say("the chosen run, for the test split:")
@@ -146,7 +147,7 @@ class _Search:
             ),
         )
         self.report.say("LoRA, which constraints are relative to:")
-        return outcomes_of(self.train(config, self.out / "baseline"))
+        return outcomes_of(self.train(config, self.out / BASELINE_RUN))
 
     def _run(self, trials: Sequence[Trial], workers: Workers) -> None:
         """Run trials; a failed one is logged and does not affect others. Machine failures do not count against settings."""
@@ -184,8 +185,11 @@ class _Search:
             return []
         if number < self.tuning.first:
             return self._trials(self._sobol(number, self.tuning.first - number), "sobol")
-        if not any(trial.outcomes for trial in self.log.trials):
-            raise RunsFailed(f"all of the first {number} trials failed, trial 0 with {self.log.trials[0].failure}")
+        if outcome.all_failed:
+            raise RunsFailed(
+                f"all of the first {number} trials failed, trial 0 with {outcome.trials[0].failure}; mend that, and give the "
+                "same command again"
+            )
         self.report.say(f"choosing the next {min(self.tuning.q, missing)} of {missing} trials")
         return self._propose(outcome, min(self.tuning.q, missing))
 
