@@ -1,14 +1,20 @@
 """Draws that begin to differ at some layer: the batch is given once, and what lies below is computed once."""
 
 import copy
+import warnings
 
 import pytest
 import torch
+from peft import get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from adapter.cases import MODELS, adapted, generator, logits, tokens
+from adapter import cases
+from adapter.cases import MODELS, VOCABULARY, adapted, generator, logits, tokens
 from bayeslora import find_holder
 from bayeslora.adapter.draw_expansion import DrawExpansion, Stack
+from bayeslora.adapter.sampling import Sampling, sampled
 from bayeslora.errors import InputError
+from bayeslora.predict.mc import posterior_predictive
 
 ALL = pytest.mark.parametrize("architecture", MODELS)
 LAYERS = pytest.mark.parametrize("layers", ["all", "last:1", "0.5", "last:2"])
@@ -67,6 +73,8 @@ def test_what_lies_below_is_computed_once(architecture):
             lambda _layer, args, out: rows.append((out if torch.is_tensor(out) else out[0]).shape[0])
         )
     with model.draws(5, generator(), layers="last:1", fan_out=True):
+        logits(model)  # finds out whether the batch may be repeated between layers
+        rows.clear()
         assert len(logits(model, tokens(batch=2))) == 10
         assert len(logits(model, tokens(batch=3))) == 15
     assert rows == [2, 10, 3, 15]
@@ -95,6 +103,117 @@ def test_a_cache_keeps_the_rows_of_every_layer_apart(architecture):
         first = model(ids[:, :3], use_cache=True)
         second = model(ids[:, 3:], past_key_values=first.past_key_values, use_cache=True)
     torch.testing.assert_close(torch.cat([first.logits, second.logits], 1), whole, atol=2e-5, rtol=1e-4)
+
+
+# Models whose layers cannot be given more rows ------------------------------------------------------------------------
+
+HEADS = 4
+ODD = {
+    "bloom": ("query_key_value", {"n_layer": 2, "n_head": HEADS}),
+    "gpt_bigcode": ("c_attn", {"n_layer": 2, "n_head": HEADS}),
+    "mpt": ("Wqkv", {"n_layers": 2, "n_heads": HEADS, "max_seq_len": 32}),
+    "openai-gpt": ("c_attn", {"n_layer": 2, "n_head": HEADS}),
+}
+
+
+def odd(kind):
+    target, sizes = ODD[kind]
+    config = AutoConfig.for_model(kind, hidden_size=32, vocab_size=VOCABULARY, **sizes)
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        base = AutoModelForCausalLM.from_config(config).eval()
+        return get_peft_model(base, cases.config(target_modules=[target])).eval()
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("layers", ["all", "last:1"])
+@pytest.mark.parametrize("rows", [2, HEADS])
+def test_models_whose_layers_take_no_more_rows_are_given_them_from_the_start(kind, layers, rows):
+    """Layers with biases by head, and models that restore the shape of the batch after the last layer."""
+    model, ids = odd(kind), tokens(batch=rows)
+    with model.draws(3, generator(), layers=layers, fan_out=True):
+        once = logits(model, ids)
+    with model.draws(3, generator(), layers=layers):
+        torch.testing.assert_close(once, logits(model, ids.repeat(3, 1)), atol=2e-5, rtol=1e-4)
+    assert (once[:rows] - once[rows : 2 * rows]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("kind", ["bloom", "mpt"])
+def test_they_write_by_the_average_of_all_draws(kind):
+    """With a cache in every layer, of as many rows as there are heads."""
+    model, ids = odd(kind), tokens(batch=HEADS)
+    with torch.no_grad(), posterior_predictive(model, samples=2, layers="last:1"):
+        written = model.generate(input_ids=ids, max_new_tokens=4, do_sample=False, eos_token_id=None, pad_token_id=0)
+    sampling = Sampling(2, layers="last:1")
+    for _ in range(4):
+        with sampled(model, sampling):
+            predicted = logits(model, ids.repeat(2, 1))[:, -1].unflatten(0, (2, -1)).softmax(-1).mean(0)
+        ids = torch.cat([ids, predicted.argmax(-1, keepdim=True)], 1)
+    assert torch.equal(written, ids)
+
+
+def test_what_a_model_takes_is_found_out_once_and_without_a_trace():
+    """For late draws only, in evaluation mode, and not by the rows of the batch."""
+    model, ids = odd("bloom").train(), tokens(batch=2)
+    before, hooks, modes = torch.get_rng_state(), [], []
+    model.get_base_model().transformer.h[0].register_forward_pre_hook(lambda layer, args: modes.append(layer.training))
+    model.get_base_model().register_forward_hook(lambda *given: hooks.append(1))
+    with model.draws(2, generator(), fan_out=True):
+        logits(model, ids)
+    assert modes == [True]
+    for _ in range(2):
+        with model.draws(2, generator(), layers="last:1", fan_out=True):
+            logits(model, ids)
+    assert modes == [True, False, True, True] and len(hooks) == 3
+    assert model.training and torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_model_that_returns_the_rows_it_was_given_is_given_all_of_them(monkeypatch):
+    model, ids = adapted(), tokens(batch=2)
+    inner = model.get_base_model().model
+    forward = inner.forward
+
+    def first_rows(input_ids, **kwargs):
+        output = forward(input_ids=input_ids, **kwargs)
+        output.last_hidden_state = output.last_hidden_state[: len(input_ids)]
+        return output
+
+    monkeypatch.setattr(inner, "forward", first_rows)
+    with model.draws(3, generator(), layers="last:1", fan_out=True):
+        once = logits(model, ids)
+    with model.draws(3, generator(), layers="last:1"):
+        torch.testing.assert_close(once, logits(model, ids.repeat(3, 1)), atol=2e-5, rtol=1e-4)
+
+
+def test_memory_that_has_run_out_says_nothing_of_the_model(monkeypatch):
+    model, ids = adapted(), tokens(batch=2)
+
+    def fail(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with model.draws(2, generator(), layers="last:1", fan_out=True):
+        with monkeypatch.context() as patch:
+            patch.setattr(model.get_base_model().model, "forward", fail)
+            with pytest.raises(torch.OutOfMemoryError):
+                logits(model, ids)
+        logits(model, ids)
+        assert find_holder(model)._mode.expansion.modules == tuple(decoder(model))[1:]
+
+
+def test_gradients_of_checkpointed_layers_are_kept():
+    """Re-entrant checkpointing needs the embeddings of the batch that the model has repeated."""
+    found = []
+    for checkpointing in (False, True):
+        model, ids = adapted(target_modules=["q_proj"]).train(), tokens(batch=2)
+        if checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+        with model.draws(3, generator(), fan_out=True):
+            model(ids, labels=ids).loss.backward()
+        found.append([p.grad for p in find_holder(model).parameters() if p.grad is not None])
+    assert found[0] and len(found[0]) == len(found[1])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_draws_of_the_head_alone_share_the_whole_model():
@@ -159,9 +278,17 @@ def test_layers_that_do_not_exist(layers, message):
 
 
 def test_only_what_has_rows_of_the_batch_is_repeated():
-    """Positions are a vector, of as many entries as there are rows by chance."""
+    """Positions are a vector, of as many entries as there are rows by chance. Masks may be several, by kind of layer."""
     block = torch.nn.Identity()
     batch, positions = torch.randn(3, 5), torch.arange(3)
-    (given,), named = DrawExpansion((block,), 2).enter(block, (batch,), {"positions": positions, "mask": (batch, None)})
+    masks = {"mask": (batch, None), "masks": {"full": batch}}
+    (given,), named = DrawExpansion((block,), 2).enter(block, (batch,), {"positions": positions, **masks})
     assert torch.equal(given, torch.cat([batch, batch])) and named["positions"] is positions
-    assert named["mask"][0] is given and named["mask"][1] is None
+    assert named["mask"][0] is given and named["mask"][1] is None and named["masks"]["full"] is given
+
+
+def test_rows_are_those_of_the_tokens():
+    """Whatever else a model is given first, such as the places of the tokens, or one mask for all."""
+    root, ids, mask = torch.nn.Identity(), torch.zeros(3, 5, dtype=torch.long), torch.ones(1, 1, 5, 5)
+    _, named = DrawExpansion((root,), 2).enter(root, (torch.arange(5),), {"mask": mask, "input_ids": ids})
+    assert len(named["input_ids"]) == 6 and named["mask"] is mask

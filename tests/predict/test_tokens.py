@@ -1,12 +1,15 @@
 """Tokens predicted in a stream: against dense averages, dense metrics and a dense temperature."""
 
 import itertools
+import warnings
 
 import numpy as np
 import pytest
 import torch
+from peft import get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from adapter.cases import adapted
+from adapter.cases import MODELS, VOCABULARY, adapted, base_model, config
 from bayeslora import find_holder, metrics
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError
@@ -93,6 +96,50 @@ def test_learnt_positions_do_not_count_the_padding_before_a_prompt(samples):
     torch.testing.assert_close(part.log_probabilities.exp().double(), wanted, atol=1e-5, rtol=1e-4)
 
 
+READS_PADDING = {
+    "rwkv": ({"hidden_size": 16, "attention_hidden_size": 16, "num_hidden_layers": 2, "context_length": 64}, "value"),
+    "blenderbot": ({"d_model": 16, "decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 16}, "q_proj"),
+}
+
+
+def reading_padding(kind):
+    """A model that derives its state or its positions from the columns, whatever the mask and the positions are."""
+    sizes, target = READS_PADDING[kind]
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        base = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=VOCABULARY, **sizes)).eval()
+        for parameter in base.parameters():
+            parameter.data.mul_(3)  # so that what a token sees matters
+        return get_peft_model(base, config(target_modules=[target], posterior="meanfield")).eval()
+
+
+@pytest.mark.parametrize("kind", READS_PADDING)
+@pytest.mark.parametrize("samples", [0, SAMPLES])
+def test_models_that_read_padding_are_given_prompts_of_one_length(kind, samples):
+    model, given = reading_padding(kind), texts(12)
+    want, batches = dense(model, given, samples), predicted(model, given, samples=samples, batch_tokens=10_000)
+    lengths = [{len(given[row].prompt_ids) for row in part.rows} for part in batches]
+    assert all(len(each) == 1 for each in lengths) and len(lengths) == len(set.union(*lengths)) < 12
+    for part in batches:
+        wanted = torch.cat([want[row] for row in part.rows])
+        torch.testing.assert_close(part.log_probabilities.exp().double(), wanted, atol=1e-5, rtol=1e-4)
+    assert sorted(row for part in batches for row in part.rows) == list(range(12))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("architecture", MODELS)
+def test_models_of_attention_share_batches(architecture, dtype):
+    """Found out once per base model, at the mean, and only where prompts differ in length."""
+    model, passes = get_peft_model(base_model(architecture).to(dtype), config(architecture)).train(), []
+    model.register_forward_pre_hook(lambda *given: passes.append(model.training))
+    assert len(predicted(model, texts(1), samples=0)) == 1
+    assert passes == [False]
+    for _ in range(2):
+        assert len(predicted(model, texts(), samples=0, batch_tokens=10_000)) == 1
+    assert passes == [False] * 5 and model.training
+
+
 def test_draws_are_one_network_each_for_all_texts_and_differ(model):
     given = texts()
     one, two = (predicted(model, given, seed=seed, batch_tokens=10**6)[0] for seed in (5, 6))
@@ -119,6 +166,7 @@ def test_no_batch_is_larger_than_its_limits(model, monkeypatch):
 def test_logits_of_one_draw_at_a_time_are_all_that_is_computed(model):
     """No forward pass sees more rows than the batch has texts, whatever the number of draws."""
     rows = []
+    predicted(model, texts(4))  # finds out whether prompts may be padded
     handle = model.get_base_model().lm_head.register_forward_hook(lambda m, a, output: rows.append(output.shape[0]))
     try:
         predicted(model, texts(4), batch_tokens=10**6, samples=4)

@@ -12,6 +12,7 @@ from adapter.cases import adapted, tokens
 from bayeslora import find_holder
 from bayeslora.train import BayesLoraSFTTrainer, BayesLoraTrainer
 from bayeslora.train.component_callback import ReplaceFailedComponents
+from bayeslora.train.components import failed_components
 from train.test_components import COMPONENTS, model
 from train.test_trainer import Rows, arguments, tokenizer
 from train.two_processes import on_two_processes
@@ -70,6 +71,23 @@ def test_losses_are_those_of_each_component_alone(tmp_path):
     for k in range(COMPONENTS):
         wanted = torch.nn.functional.cross_entropy(logits[k, :, :-1].flatten(0, 1), labels[:, 1:].flatten())
         assert losses[k] == pytest.approx(wanted.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_snapshots_do_not_stand_for_components(tmp_path, seed):
+    """Of the parameters that are trained, though the model predicts from snapshots of them."""
+    told = {"posterior": "decoupled", "target_modules": ["q_proj", "lm_head"]}
+    given = adapted(**told, snapshots=8, members=4)
+    with torch.no_grad():
+        for it in find_holder(given).component_parameters():
+            it[:, LOST] = 3.0 * torch.randn(it[:, LOST].shape, generator=torch.Generator().manual_seed(0))
+    callback = ReplaceFailedComponents(made(given.train(), tmp_path))
+    want = callback._losses(COMPONENTS, seed)
+    for step in range(4):
+        find_holder(given).after_step(step + 1, 4)
+    assert find_holder(given).posterior("default").held == 4
+    assert callback._losses(COMPONENTS, seed) == want and failed_components(want) == [LOST]
+    assert all(module.training for module in find_holder(given).modules())
 
 
 def test_where_none_is_lost_training_is_the_same_to_the_bit(tmp_path, caplog, monkeypatch):

@@ -609,24 +609,40 @@ def test_all_figures_are_logged_apart():
     assert len(figures["validation/nll"]) == 2
 
 
+@dataclass
+class Listener:
+    """Keeps what people are told."""
+
+    lines: list = field(default_factory=list)
+    bar: list = field(default_factory=list)
+
+    def stage(self, label):
+        assert label == "training"
+        return lambda done, total: self.bar.append((done, total))
+
+    def say(self, text):
+        self.lines.append(text)
+
+
 def test_people_are_told():
-    @dataclass
-    class Listener:
-        lines: list = field(default_factory=list)
-        bar: list = field(default_factory=list)
-
-        def stage(self, label):
-            assert label == "training"
-            return lambda done, total: self.bar.append((done, total))
-
-        def say(self, text):
-            self.lines.append(text)
-
     listener, model = Listener(), small("point")
     make_fit(model, validate=Script(model, [0.5, 0.75]), patience=1, fit={"report": listener})()
     assert listener.bar == [(k, STEPS) for k in range(STEPS)] + [(STEPS, STEPS)]
     assert listener.lines[0].startswith("epoch 1/2: train nll ") and "validation nll 0.5000" in listener.lines[0]
     assert listener.lines[-1] == "validation nll has not fallen for 1 evaluations: training ends early"
+
+
+@pytest.mark.parametrize("given", [{"posterior": "swag"}, {"posterior": "point", "snapshots": 1, "members": 1}])
+def test_people_are_told_that_the_best_state_has_nothing_to_draw_from(given):
+    """Iterates and snapshots are collected from the second epoch on."""
+    for nlls, patience, told in (([0.5, 0.75], 2, True), ([0.75, 0.5], 2, False), ([0.5, 0.75], 0, False)):
+        listener, model = Listener(), adapted(**given, target_modules=["q_proj"])
+        make_fit(model, validate=Script(model, nlls), patience=patience, fit={"report": listener})()
+        assert find_holder(model).posterior("default").empty == told
+        assert (
+            listener.lines[-1] == "the best state is from before anything was collected to draw from, so all draws are "
+            "equal; train with patience 0"
+        ) == told
 
 
 # Divergence -----------------------------------------------------------------------------------------------------------

@@ -13,13 +13,14 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from bayeslora import find_holder
 from bayeslora.errors import InputError
 from bayeslora.methods import METHODS
 from bayeslora.methods.laplace import STEPS
 from bayeslora.predict.questions.predictions import read_predictions
 from bayeslora.predict.questions.predictor import Predictor
 from bayeslora.runs.trained import load_run
-from bayeslora.train import AdapterConfig, TrainingConfig, train
+from bayeslora.train import AdapterConfig, PredictionConfig, TrainingConfig, train
 from bayeslora.train.origin import SEED_DISTANCE, lora_runs
 from tiers import some
 from train.tiny import (
@@ -170,6 +171,24 @@ def test_the_prior_of_least_validation_nll_is_that_of_a_search_by_hand(loras, of
     assert 1 < at < len(STEPS) - 2  # the optimum is not at the end of what is tried
     tried = {k: run(f"{k}", prior="given", prior_precision=centre * STEPS[k])[1] for k in (0, at - 1, at, at + 1, -1)}
     assert min(tried, key=tried.__getitem__) == at and nll == pytest.approx(tried[at], rel=1e-5)
+
+
+def test_draws_choose_the_prior_though_predictions_use_the_mean(loras, often_wrong, tmp_path):
+    """The mean is the same at every precision. They are as many as predictions have by default."""
+    adapter = AdapterConfig(rank=2, targets=("q_proj", "v_proj"), settings={"predictive": "draws"})
+    given = {"task": str(often_wrong), "adapter": adapter, "start_from": (str(loras[0] / "adapter"),)}
+    found = [
+        train(run_config("laplace", **given, prediction=PredictionConfig(samples=samples)), tmp_path / f"{samples}")[
+            "found"
+        ]
+        for samples in (0, PredictionConfig().samples)
+    ]
+    assert found[0] == found[1]
+    posterior = find_holder(load_run(tmp_path / "0").model).posterior("default")
+    assert found[0] == {
+        "prior_precision": pytest.approx(posterior.prior_precision, rel=1e-5),
+        "log_occam_factor": pytest.approx(posterior.log_evidence(), rel=1e-5),
+    }
 
 
 def test_tfb_does_not_look_at_answers(loras, tmp_path):

@@ -5,11 +5,18 @@ import math
 import datasets
 import pytest
 import torch
+from peft import get_peft_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
+from transformers import (
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+)
 
-from adapter.cases import VOCABULARY, adapted, base_model, tokens
+from adapter.cases import SIZES, VOCABULARY, adapted, base_model, tokens
 from bayeslora import BayesLoraConfig, find_holder
 from bayeslora.adapter import lean_layers
 from bayeslora.train import BayesLoraTrainer, BayesLoraTrainerMixin
@@ -113,6 +120,51 @@ def test_the_kl_counts_once_in_a_last_step_with_fewer_examples(tmp_path, rows, a
     expected = BETA / (9 * LABELS) * float(find_holder(trainer.model).kl().learnt.detach())
     logged = [log["kl_weighted"] for log in trainer.state.log_history if "kl_weighted" in log]
     assert len(logged) == -(-9 // (rows * accumulation)) and logged == pytest.approx([expected] * len(logged), rel=1e-3)
+
+
+@pytest.mark.parametrize("problem", ["single_label_classification", "regression", "multi_label_classification"])
+def test_a_step_over_labels_of_examples_is_the_same_under_accumulation(tmp_path, problem):
+    """Models ignore the number of such labels that the trainer counts: likelihood and KL have the weight of one batch."""
+    labels = torch.arange(8) % 3 if problem.startswith("single") else torch.linspace(0, 1, 24).view(8, 3)
+
+    class Labelled(Rows):
+        def __getitem__(self, index):
+            return {"input_ids": self.ids[index], "labels": labels[index]}
+
+    def after_a_step(accumulation, beta):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            told = LlamaConfig(**SIZES, num_labels=3, pad_token_id=0, problem_type=problem)
+            posterior = {"posterior": "meanfield", "r": 2, "settings": {"init_sd": 1e-6}, "init_weights": False}
+            targets = {"target_modules": ["q_proj"], "task_type": "SEQ_CLS"}
+            model = get_peft_model(LlamaForSequenceClassification(told), BayesLoraConfig(**targets, **posterior))
+        one = {"max_steps": 1, "learning_rate": 1e-3, "gradient_accumulation_steps": accumulation}
+        settings = arguments(tmp_path, per_device_train_batch_size=8 // accumulation, **one)
+        trainer = BayesLoraTrainer(model=model, args=settings, train_dataset=Labelled(8))
+        trainer.kl_beta, trainer.rate_multipliers, trainer.aim = beta, {}, 0
+        before = {name: p.detach().clone() for name, p in find_holder(model).named_parameters()}
+        trainer.train()
+        return torch.cat([(p.detach() - before[n]).flatten() for n, p in find_holder(model).named_parameters()])
+
+    for beta in (0.0, BETA):
+        whole, parts = after_a_step(1, beta), after_a_step(4, beta)
+        assert float(parts @ whole / (whole @ whole)) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_loss_of_ones_own_is_told_the_number_of_labels(tmp_path):
+    """Whatever the labels: it divides by their number, and the trainer does not."""
+    told = []
+
+    def loss(outputs, labels, num_items_in_batch=None):
+        told.append(num_items_in_batch)
+        return outputs.logits[:, -1].mean()
+
+    rows = [{"input_ids": ids, "labels": ids[0]} for ids in Rows(8).ids]
+    settings = arguments(tmp_path, max_steps=1, per_device_train_batch_size=4, gradient_accumulation_steps=2)
+    trainer = BayesLoraTrainer(model=adapted(**SETTINGS), args=settings, train_dataset=rows, compute_loss_func=loss)
+    trainer.aim = 0
+    trainer.train()
+    assert len(told) == 2 and None not in told
 
 
 def test_rows_that_are_joined_into_one_count_as_a_full_batch(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,10 @@ class Stack:
         return {name for name in names if self.index(name) < cut}
 
 
+MayBegin = Callable[[Stack, tuple[nn.Module, ...]], bool]
+"""Whether a batch may be repeated at the first of these upper layers of a stack."""
+
+
 @dataclass
 class DrawExpansion:
     """Repeats a batch, one block for each of ``n`` draws, where it enters the first of some modules.
@@ -56,7 +60,7 @@ class DrawExpansion:
     every layer keeps its own rows.
 
     Attributes:
-        modules: those in which draws differ, in the order of execution.
+        modules: those in which draws differ, in the order of execution; or the model itself.
         n: number of draws.
     """
 
@@ -66,12 +70,17 @@ class DrawExpansion:
     _repeated: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @classmethod
-    def before(cls, root: nn.Module, differing: Sequence[str], n: int) -> DrawExpansion:
-        """Repeats before the first of the modules in which draws differ: a layer, the output head, or else the model itself."""
+    def before(cls, root: nn.Module, differing: Sequence[str], n: int, may_begin: MayBegin) -> DrawExpansion:
+        """Repeats before the first of the modules in which draws differ: an upper layer, the output head, or the model itself.
+
+        Below the lowest layer there is nothing to save, and every model may be given more rows.
+        """
         stack = Stack.find(root, differing)
-        if stack is not None:
-            return cls(tuple(stack.layers)[min(map(stack.index, differing)) :], n)
-        return cls((root.get_submodule(differing[0]) if len(differing) == 1 else root,), n)
+        if stack is None:
+            return cls((root.get_submodule(differing[0]) if len(differing) == 1 else root,), n)
+        first = min(map(stack.index, differing))
+        upper = tuple(stack.layers)[first:]
+        return cls(upper if first > 0 and may_begin(stack, upper) else (root,), n)
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward pre-hook of the modules."""
@@ -80,7 +89,7 @@ class DrawExpansion:
             return None
         if position == 0:
             self._repeated.clear()
-            self._rows = next(value.shape[0] for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+            self._rows = batch_rows(args, kwargs)
         given = tuple(map(self._repeat, args)), {name: self._repeat(value) for name, value in kwargs.items()}
         if position == len(self.modules) - 1:
             self._repeated.clear()
@@ -93,4 +102,20 @@ class DrawExpansion:
             if kept is None:  # also keep the original, or its id could be reused
                 kept = self._repeated[id(value)] = value, torch.cat([value] * self.n)
             return kept[1]
+        if type(value) is dict:  # masks by kind of layer
+            return {name: self._repeat(part) for name, part in value.items()}
         return tuple(map(self._repeat, value)) if isinstance(value, tuple) else value
+
+
+def batch_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    """Number of rows of a batch, the size of its tokens or else of the first tensor that a model is given; 1 if there is none."""
+    given = (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args, *kwargs.values())
+    return next((len(it) for it in given if isinstance(it, Tensor) and it.ndim > 1), 1)
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """All tensors of a nested value, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return [tensor for part in parts for tensor in tensors_in(part)]

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Literal
 
 import torch
@@ -23,8 +23,9 @@ from torch import Tensor, nn
 
 from bayeslora.adapter.base import Holder, find_any_holder
 from bayeslora.adapter.checkpoint_bridge import Bridge, uses_reentrant_checkpointing
-from bayeslora.adapter.draw_expansion import DrawExpansion, Stack
+from bayeslora.adapter.draw_expansion import DrawExpansion, Stack, batch_rows
 from bayeslora.adapter.draws import Draws, Mode, fingerprint
+from bayeslora.adapter.expansion_trial import may_begin
 from bayeslora.adapter.sound import require_floats
 from bayeslora.adapter.tuner_module import TunerModule
 from bayeslora.adapter.version_counters import watch
@@ -319,12 +320,12 @@ class PosteriorHolder(TunerModule, Holder):
             return None
         self.settle(root)
         self._prepare(args, kwargs)
-        expansion = self._mode.expansion
+        expansion, given = self._mode.expansion, None
         if expansion is not None and expansion.modules[0] is root:
-            return expansion.enter(root, args, kwargs)
+            given = args, kwargs = expansion.enter(root, args, kwargs)
         if torch.is_grad_enabled() and self._needs_bridge(root):
-            return self._build_bridge(root, args, kwargs)
-        return None
+            return self._build_bridge(root, args, kwargs) or given
+        return given
 
     def after_forward(self, root: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Raise if nothing crossed the bridge, which would lose every gradient."""
@@ -336,7 +337,7 @@ class PosteriorHolder(TunerModule, Holder):
 
     @torch.compiler.disable
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._rows = _batch_rows(args, kwargs)
+        self._rows = batch_rows(args, kwargs)
         for name in self.active if self._mixed is None else self._mixed:
             self._drawn[name] = self._factors_for(name)
 
@@ -377,11 +378,25 @@ class PosteriorHolder(TunerModule, Holder):
         n = max((drawn.n for drawn in held), default=1)
         if n == 1:
             return None
-        expansion = DrawExpansion.before(root, [layer for drawn in held for layer in drawn.differing], n)
-        for module in expansion.modules:
-            if module is not root and not any(is_hook_of(self, hook) for hook in module._forward_pre_hooks.values()):
-                module.register_forward_pre_hook(self._enter, with_kwargs=True)
+        tried = partial(may_begin, root, self._trying, next(self.parameters()).device)
+        expansion = DrawExpansion.before(root, [layer for drawn in held for layer in drawn.differing], n, tried)
+        if expansion.modules[0] is not root:
+            self._hook(expansion)
         return expansion
+
+    def _hook(self, expansion: DrawExpansion) -> None:
+        for module in expansion.modules:
+            if not any(is_hook_of(self, hook) for hook in module._forward_pre_hooks.values()):
+                module.register_forward_pre_hook(self._enter, with_kwargs=True)
+
+    @contextmanager
+    def _trying(self, expansion: DrawExpansion, ids: Tensor) -> Iterator[None]:
+        """Inside the block, all layers use the mean, for these tokens, and the batch is repeated so."""
+        self._hook(expansion)
+        with self.restoring():
+            self._mode = Mode("mean", expansion=expansion, settled=True)
+            self._prepare((ids,), {})
+            yield
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward pre-hook of every module at which a batch may be repeated."""
@@ -471,12 +486,6 @@ class PosteriorHolder(TunerModule, Holder):
         for kept in (self._drawn, self._means, self._mode.held, self._captures):
             kept.pop(adapter_name, None)
         self._kept = {}
-
-
-def _batch_rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Number of rows of a batch, the size of its tokens or else of the first tensor that a model is given; 1 if there is none."""
-    given = (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args, *kwargs.values())
-    return next((len(it) for it in given if isinstance(it, torch.Tensor) and it.ndim > 1), 1)
 
 
 def find_holder(model: nn.Module) -> PosteriorHolder:

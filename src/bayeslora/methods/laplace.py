@@ -39,7 +39,8 @@ def fit(inputs: PostHocInputs) -> PostHocResult:
         posterior.prior_precision = posterior.best_precision()
     if posterior.config.prior == "validation":
         posterior.prior_precision = _best_on_validation(inputs, posterior)
-    return PostHocResult({"prior_precision": posterior.prior_precision, "log_evidence": posterior.log_evidence()})
+    occam = posterior.log_evidence(log_likelihood=0.0)
+    return PostHocResult({"prior_precision": posterior.prior_precision, "log_occam_factor": occam})
 
 
 def _best_on_validation(inputs: QuestionPostHocInputs, posterior: LaplacePosterior) -> float:
@@ -58,6 +59,7 @@ def _scores_at(
     precisions: Sequence[float], inputs: QuestionPostHocInputs, posterior: LaplacePosterior
 ) -> Iterator[DrawScores]:
     """Scores of the validation questions at each precision."""
+    from bayeslora.adapter.sampling import Sampling
     from bayeslora.predict.linearised.scores import score_at_precisions
 
     predictor, encoded = inputs.predictor, inputs.validation.encoded
@@ -74,6 +76,8 @@ def _scores_at(
             advance=advance,
         )
         return
+    if predictor.sampling.samples == 0:  # the mean, which no precision changes
+        predictor = predictor.with_draws(samples=Sampling().samples)
     for done, precision in enumerate(precisions, start=1):
         posterior.prior_precision = precision
         yield predictor.score(encoded)

@@ -221,6 +221,11 @@ class Posterior(nn.Module, ABC):
         return min(int(self.get_buffer("taken")), self.snapshots.kept) if self.snapshots.kept else 0
 
     @property
+    def empty(self) -> bool:
+        """Whether draws are all equal because training has not collected yet what makes them differ."""
+        return self.spread == "nothing" and self.snapshots.kept > 0 and self.held == 0
+
+    @property
     def all_groups(self) -> tuple[LayerGroup, ...]:
         """The layers as :class:`Factors` stacks them: those with a distribution first, then those with a point."""
         return (*self.groups, *self.point_groups)

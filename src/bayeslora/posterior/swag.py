@@ -67,6 +67,11 @@ class SwagPosterior(PointPosterior):
         """Number of iterates collected."""
         return int(self.get_buffer("collected"))
 
+    @property
+    def empty(self) -> bool:
+        """Whether there is no covariance yet, which takes two iterates."""
+        return self.iterates < 2
+
     @torch.no_grad()
     def _after_step(self, step: int, steps: int) -> None:
         """Collect the iterate if it is due (Welford's method: the variance is not a difference of large numbers)."""

@@ -7,7 +7,7 @@ input.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslora.adapter.base import ATTRIBUTE, Holder, find_any_holder
-from bayeslora.adapter.draw_expansion import Stack
+from bayeslora.adapter.draw_expansion import Stack, tensors_in
 from bayeslora.adapter.sampling import MEAN, sampled
 from bayeslora.errors import InputError
 from bayeslora.predict.questions.options import (
@@ -179,7 +179,7 @@ class TrunkScorer(Scorer):
 
         def keep(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             named = {name: value for name, value in kwargs.items() if name != "hidden_states"}
-            seen.append(_tensors([args or kwargs["hidden_states"], named]))
+            seen.append(tensors_in([args or kwargs["hidden_states"], named]))
 
         handles = [layer.register_forward_pre_hook(keep, with_kwargs=True) for layer in self._upper]
         try:
@@ -207,14 +207,6 @@ def _find_cut(root: nn.Module, holder: Holder) -> tuple[nn.Module, str, int]:
         raise InputError("the lowest layer is adapted, so there is no trunk to keep; use --layers last:K as well")
     parent, _, name = stack.path.rpartition(".")
     return root.get_submodule(parent), name, cut
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    """All tensors of a nested value, in order."""
-    if isinstance(value, Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return [tensor for part in parts for tensor in _tensors(part)]
 
 
 def _equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:

@@ -58,7 +58,9 @@ class ReplaceFailedComponents(TrainerCallback):
         holder = find_holder(model)
         sums = torch.zeros(2, components, device=trainer.args.device)
         with evaluating(model), holder.restoring():
+            holder.train()  # or a posterior with snapshots would draw from these
             holder.draw(components, torch.Generator().manual_seed(seed))  # one of each
+            holder.eval()
             for inputs in self._examples():
                 for k in range(components):
                     with holder.restoring(), trainer.compute_loss_context_manager():

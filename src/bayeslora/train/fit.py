@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from bayeslora.adapter.base import Holder, find_any_holder
 from bayeslora.adapter.elbo import elbo
+from bayeslora.adapter.holder import PosteriorHolder
 from bayeslora.adapter.lean_layers import lean_layers
 from bayeslora.posterior import IllConditionedError
 from bayeslora.progress import Reporter, Silent
@@ -345,6 +346,16 @@ class Fit(Generic[Lesson]):
     def _keep_best(self, state: TrainingState) -> None:
         for name, value in state.best.items():
             self._state[name].copy_(value)
+        holder = self._holder
+        if (
+            state.best
+            and isinstance(holder, PosteriorHolder)
+            and any(holder.posterior(it).empty for it in holder.active)
+        ):
+            self.report.say(
+                "the best state is from before anything was collected to draw from, so all draws are equal; train with "
+                "patience 0"
+            )
 
     # State ----------------------------------------------------------------------------------------------------------
 

@@ -150,8 +150,13 @@ class BayesLoraTrainerMixin(_Base):
         return torch.as_tensor(num_items_in_batch).clamp(min=1) / examples
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
-        """The batches of a step as the trainer collects them, counting their rows: the last step of an epoch may have fewer."""
+        """The batches of a step as the trainer collects them, counting their rows: the last step of an epoch may have fewer.
+
+        Labels of whole examples are not counted: many models ignore their number, so the trainer has to divide the loss.
+        """
         batches, items = super().get_batch_samples(*args, **kwargs)
+        if self.compute_loss_func is None and any(map(_labels_examples, batches)):
+            items = None
         self._examples = sum(map(self._rows, batches))
         if self.args.average_tokens_across_devices and self.args.world_size > 1:
             self._examples = self.accelerator.gather(torch.tensor(self._examples, device=self.args.device)).sum()
@@ -251,6 +256,12 @@ def _counted(loss: Tensor, labels: Tensor | None) -> Tensor:
     if labels is None:
         return loss
     return torch.where((labels.to(loss.device) != IGNORED).any(), loss, torch.zeros_like(loss))
+
+
+def _labels_examples(batch: Any) -> bool:
+    """Whether the labels of a batch are classes or numbers of whole examples, and not tokens."""
+    labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    return isinstance(labels, Tensor) and (labels.ndim == 1 or labels.is_floating_point())
 
 
 class _Steps(TrainerCallback):

@@ -26,6 +26,7 @@ from bayeslora.metrics import TokenScores
 from bayeslora.predict.mc import average_in_turn, keep_possible
 from bayeslora.predict.questions.options import ATTENTION
 from bayeslora.predict.questions.scorer import require_numbers
+from bayeslora.predict.tokens.padding import may_pad
 from bayeslora.tasks.tokens import EncodedText
 
 CELLS = 2**27
@@ -116,13 +117,15 @@ def predict_tokens(
     """Predict all targets under the same draws of the adapter, or under its mean with 0 samples.
 
     Draws are made once from the seed and applied in turn to every batch: of draws × tokens × vocabulary only one draw and
-    the running average are in memory, for at most ``batch_tokens`` and :data:`CELLS` (or one text).
+    the running average are in memory, for at most ``batch_tokens`` and :data:`CELLS` (or one text). Where a model cannot be
+    given padded prompts, a batch has prompts of one length.
     """
     holder = find_any_holder(model)
     device = next(model.parameters()).device
+    mixed = may_pad(model, texts, lambda given: batch_texts(given, pad_id, device).logits(model)[0])
     done = 0
     with sampled(model, sampling) as draws:
-        for rows in _batches(texts, batch_tokens, _vocabulary(model)):
+        for rows in _batches(texts, batch_tokens, _vocabulary(model), mixed=mixed):
             batch = batch_texts([texts[row] for row in rows], pad_id, device)
             counted = batch.places()
             averaged = average_in_turn(holder, draws, partial(_log_probabilities, batch, model, counted))
@@ -154,16 +157,21 @@ def score_tokens(log_probabilities: Tensor, labels: Tensor) -> TokenScores:
     )
 
 
-def _batches(texts: Sequence[EncodedText], tokens: int, vocabulary: int) -> Iterator[list[int]]:
-    """Row numbers of the texts, longest first, in batches within the limits (or of one text)."""
-    order = sorted(range(len(texts)), key=lambda row: len(texts[row]), reverse=True)
+def _batches(texts: Sequence[EncodedText], tokens: int, vocabulary: int, *, mixed: bool = True) -> Iterator[list[int]]:
+    """Row numbers of the texts, longest first, in batches within the limits (or of one text).
+
+    Unless they may be ``mixed``, the prompts of a batch are equally long.
+    """
+    prompts = [0 if mixed else len(text.prompt_ids) for text in texts]
+    order = sorted(range(len(texts)), key=lambda row: (prompts[row], len(texts[row])), reverse=True)
     batch: list[int] = []
     width = kept = 0
     for row in order:
         width = max(width, len(texts[row]))
         kept = max(kept, len(texts[row].target_ids))
         size = len(batch) + 1
-        if batch and (size * width > tokens or size * kept * vocabulary > CELLS):
+        full = size * width > tokens or size * kept * vocabulary > CELLS
+        if batch and (full or prompts[row] != prompts[batch[0]]):
             yield batch
             batch, width, kept = [], len(texts[row]), len(texts[row].target_ids)
         batch.append(row)
