@@ -7,12 +7,15 @@ what we work on.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 _TYRO_WORDS = {
     r"Error parsing __tyro-dummy-inner__\S*: ": "",
     r"Error parsing (-\S+): ": r"\1: ",
     r"no type matching \{None\}\|(.+?) could be instantiated from \[(.*?)\]\. Got errors: .*?;": r"\2 is not \1 ;",
     r"is not \{?\[(\w+) \[\w+ \.\.\.\]\]\}?": r"is not \1",
+    r"(-[\w-]+) \[(\w+) \[\w+ \.\.\.\]\]": r"\1 \2 ...",
+    r"Could not find valid parse for arguments: \[(.*?)\]": r"\1 cannot be read",
     r"invalid literal for int\(\) with base 10: ('.*?')": r"\1 is not INT",
     r"could not convert string to float: ('.*?')": r"\1 is not FLOAT",
     r" ?; Argument helptext: .*(?=; For full helptext)": "",
@@ -35,8 +38,26 @@ _TYRO_WORDS = {
 
 def one_line(box: str) -> str:
     """The text of a tyro box without its title. A horizontal rule, of dashes if stdout is not UTF-8, becomes a semicolon."""
-    rows = [row.strip("│╭╮╰╯ ") for row in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
-    text = " ".join(";" if set(row) <= set("─-") else row for row in rows[1:] if row)
+    sections: list[list[str]] = [[]]
+    for row in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()[1:]:
+        content = row.strip("│╭╮╰╯").rstrip()
+        if content and set(content.strip()) <= set("─-"):
+            sections.append([])
+        elif content:
+            sections[-1].append(content)
+    text = "; ".join(_joined(section) for section in sections if section)
     for pattern, plain in _TYRO_WORDS.items():
         text = re.sub(pattern, plain, text)
     return text.replace(" ;", ";").strip("; ")
+
+
+def _joined(section: Sequence[str]) -> str:
+    """The rows of a section in one; of missing options the names alone, without their help, which is indented deeper."""
+    heading, *rest = section
+    if rest and heading.strip().startswith("Missing from "):
+        rest = [", ".join(row.strip() for row in rest if _indent(row) <= _indent(rest[0]))]
+    return " ".join(row.strip() for row in (heading, *rest))
+
+
+def _indent(row: str) -> int:
+    return len(row) - len(row.lstrip())
