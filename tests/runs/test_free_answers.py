@@ -15,9 +15,10 @@ from bayeslora import load_run, metrics
 from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.generation.confidence import FEATURES, WrittenAnswer, feature_rows
+from bayeslora.progress import reporter
 from bayeslora.runs.free_answers import answer_metrics, calibrate_answers, with_confidence
 from bayeslora.tasks.answers import answer_f1, exact_match
-from bayeslora.train import AdapterConfig, DataConfig, PredictionConfig, TrainingConfig, train
+from bayeslora.train import AdapterConfig, DataConfig, PredictionConfig, RunContext, TrainingConfig, train
 from tasks.cases import write_lines
 from train.tiny import bayeslora, contents, model_directory, read_json, run_config
 
@@ -119,6 +120,31 @@ def test_the_confidence_belongs_to_the_scale_that_it_was_fitted_at(run: Path, tm
     assert model.calibrate().posterior_scale == 4.0
     back = load_run(tmp_path / "run")
     assert back.calibration == model.calibration and back.model.base_model.posterior_scale == 4.0
+
+
+def test_too_few_questions_are_told_before_any_is_answered(
+    run: Path, task: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from bayeslora.predict.generation.confidence import AnswerWriter
+
+    monkeypatch.setattr(AnswerWriter, "__call__", lambda self, prompts: 1 / 0)
+    model = load_run(run)
+    few = replace(model, config=replace(model.config, prediction=replace(model.config.prediction, solutions=9)))
+    with pytest.raises(InputError, match="has 9 questions to calibrate on, and it takes at least 10"):
+        few.calibrate()
+
+
+def test_a_run_says_that_it_is_not_calibrated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "few"
+    for start, (split, count) in enumerate((("train", 6), ("validation", 4), ("test", 2))):
+        write_lines(place / f"{split}.jsonl", [question(100 * start + k) for k in range(count)])
+    quick = TrainingConfig(epochs=1, batch_size=4, learning_rate=0.01)
+    words = run_config(
+        task=str(place), data=DataConfig(max_tokens=64), training=quick, prediction=PredictionConfig(samples=2)
+    )
+    with reporter(quiet=False) as report:
+        train(words, tmp_path / "run", RunContext(report=report))
+    assert "not calibrated: there are 4 validation questions, and it takes at least 10" in capsys.readouterr().err
 
 
 def test_questions_are_asked_as_in_training(run: Path) -> None:

@@ -300,6 +300,22 @@ def test_a_run_to_start_from_also_says_model_task_and_training(loras, tmp_path):
     assert read_json(loras[1] / "config.json")["seed"] == SEED_DISTANCE and config["seed"] == 0  # which is its own
 
 
+def test_a_directory_to_start_from_that_is_not_there_is_named(tmp_path, capsys):
+    assert bayeslora("train", "--start-from", tmp_path / "nowhere", "--method", "tfb", "--out", tmp_path / "run") == 2
+    assert f"{tmp_path / 'nowhere'}: no such directory; --start-from takes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["tfb", "bayesian-lora"])
+def test_a_run_to_start_from_does_not_say_the_posterior(method, loras, tmp_path):
+    words = ["train", "--start-from", loras[1], "--method", method, "--out", tmp_path / "run", "--quiet"]
+    assert bayeslora(*words) == 0
+    adapter = read_json(tmp_path / "run" / "config.json")["adapter"]
+    assert (
+        adapter["posterior"] == METHODS[method].posterior_name
+        and read_json(loras[1] / "config.json")["adapter"]["posterior"]
+    )
+
+
 def test_an_adapter_to_start_from_says_model_and_shape(foreign, tmp_path):
     task = read_json_task()
     words = ["train", "--start-from", foreign, "--task", task, "--method", "tfb", "--out", tmp_path / "run", "--quiet"]

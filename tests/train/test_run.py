@@ -373,8 +373,8 @@ def test_a_read_only_directory_is_a_failure_in_one_line(tmp_path: Path, capsys: 
 
 def test_an_output_that_is_a_file_is_a_failure_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("mine")
-    assert bayeslora(*options(tmp_path / "file")) == 1
-    assert str(tmp_path / "file") in one_line(capsys)
+    assert bayeslora(*options(tmp_path / "file")) == 2
+    assert f"{tmp_path / 'file'}: is a file, or below one; choose a directory" in one_line(capsys)
     assert (tmp_path / "file").read_text() == "mine"
 
 

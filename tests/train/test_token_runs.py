@@ -229,7 +229,7 @@ def test_max_train_limits_the_blocks(text: str, tmp_path: Path) -> None:
     [
         (["--method", "laplace"], "method 'laplace' is made from questions with options, and task "),
         (["--method", "tfb"], "method 'tfb' is made from questions with options"),
-        (["--cache-trunk"], "cache_trunk keeps what questions need"),
+        (["--cache-trunk"], "cache_trunk is for questions with choices and for labels"),
         (["--max-tokens", 1], "max_tokens is 1; give a whole number of at least 2"),
         (["--max-new-tokens", 0], "max_new_tokens is 0; give a whole number of at least 1"),
         (["--solutions", -1], "solutions is -1; give a whole number of at least 0"),

@@ -98,7 +98,8 @@ def _check_same_layers(path: str, given: set[str], layers: dict[str, BayesLoraLi
         example = sorted(given ^ set(layers))[0]
         raise InputError(
             f"the LoRA adapter at {path} adapts {len(given)} layers and this one {len(layers)}; they must be the same "
-            f"(for example {example} is in one only); set target_modules as in its adapter_config.json"
+            f"(for example {example} is in one only); set target_modules and layers_to_transform as in its adapter_config.json, "
+            "which are --targets and --layers on the command line"
         )
 
 

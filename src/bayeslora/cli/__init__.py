@@ -67,6 +67,9 @@ A model is given as the name of a built-in one, a directory in Hugging Face form
 
 Exit codes: 0 done, 1 failure, 2 bad input (one line on stderr says what to do), 130 interrupted."""
 
+RESUMED = ("quickstart", "train", "compare", "ablate", "tune")
+"""Verbs that go on where they were interrupted."""
+
 VERBS: dict[str, type[Verb]] = {
     "quickstart": Quickstart,
     "train": Train,
@@ -122,7 +125,8 @@ def _run(arguments: Sequence[str]) -> int:
             f"out of memory ({first_line(error)}); use fewer --samples, a smaller batch or fewer tokens", 1
         )
     except KeyboardInterrupt:
-        return _complain("interrupted", 130)
+        resumes = list(arguments)[:1] in ([verb] for verb in RESUMED)
+        return _complain("interrupted; the same command resumes" if resumes else "interrupted", 130)
     return 0
 
 

@@ -155,7 +155,8 @@ class Predict(OfDraws):
             print(f"{'unfamiliar' if answer['unfamiliar'] else 'familiar'} question ({told})")
         if answer["prediction_set"] is not None:
             held = ", ".join(answer["prediction_set"]) or "empty"
-            print(f"prediction set: {held} ({self.level:.0%} of such sets hold the answer)")
+            promise = "nothing is promised for unfamiliar questions" if answer["unfamiliar"] else ""
+            print(f"prediction set: {held} ({promise or f'{self.level:.0%} of such sets hold the answer'})")
 
     def _answer_file(self, source: Path) -> None:
         from bayeslora.runs.answer_file import AnswerFile
@@ -185,6 +186,8 @@ class Predict(OfDraws):
             raise InputError(f"{source}: holds no questions; give one JSON object per line")
         if failed:
             raise RunsFailed(f"{source}: {failed} of {done} lines could not be answered; their answers say why")
+        if self.output is not None and not self.quiet:
+            print(f"{done} answers: {self.output}")
 
 
 @contextlib.contextmanager

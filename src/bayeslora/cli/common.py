@@ -176,7 +176,8 @@ def print_result(result: RunResult) -> None:
     if {"acc", "confidence"} <= shown[-1]["metrics"].keys():
         from bayeslora.report.wording import in_words
 
-        print(in_words(shown[-1]["metrics"]))
+        tokens = result.tokens is not None and result.solutions is None
+        print(in_words(shown[-1]["metrics"], "next tokens" if tokens else "answers"))
     if result.shift is not None:
         told = ", ".join(f"{score} {value:.4f}" for score, value in result.shift.items())
         print(f"AUROC of telling these questions from the run's own: {told}")

@@ -38,7 +38,8 @@ class Export(OfDraws):
         if self.json:
             print((place / "manifest.json").read_text(encoding="utf-8"))
             return
-        print(f"{place}: {len(manifest.adapters)} adapters and their mean")
+        alone = manifest.adapters == (manifest.mean,)
+        print(f"{place}: {'the mean alone' if alone else f'{len(manifest.adapters)} adapters and their mean'}")
         for warning in manifest.warnings:
             print(f"note: {warning}")
         for engine, command in manifest.commands.items():

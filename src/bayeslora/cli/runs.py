@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -74,7 +74,7 @@ class Train(DataOptions):
             print(json.dumps(result, default=dict))
         else:
             print_result(result)
-            print(f"adapter, predictions and result: {self.out}")
+            print(f"adapter, predictions and result: {self.out} (bayeslora report {self.out} shows them on a page)")
 
     def _estimate(self) -> None:
         from bayeslora.train.estimate import estimate
@@ -161,15 +161,18 @@ class Calibrate(OfDraws, DataOptions):
                 unfamiliar_by=self.unfamiliar_by,
                 unfamiliar_from=self.unfamiliar_from,
             )
+        missed = found.threshold is None and (self.error_rate is not None or self.coverage is not None)
         if self.json:
             print(json.dumps(asdict(found)))
         else:
-            _print_calibration(found)
-        if found.threshold is None and (self.error_rate is not None or self.coverage is not None):
-            raise RunsFailed(f"{found.warnings[-1]}; the rest of the calibration is kept in {kept}")
+            _print_calibration(found, found.warnings[:-1] if missed else found.warnings)
+        if missed:
+            raise RunsFailed(
+                f"{found.warnings[-1]}; the rest of the calibration is kept in {kept}, and --force replaces it"
+            )
 
 
-def _print_calibration(found: Calibration) -> None:
+def _print_calibration(found: Calibration, warnings: Sequence[str]) -> None:
     layers = "" if found.draw_layers == "all" else f", draws in layers {found.draw_layers}"
     if found.confidence is None:
         print(f"posterior scale {found.posterior_scale:g}, temperature {found.temperature:.3f}{layers}")
@@ -181,7 +184,7 @@ def _print_calibration(found: Calibration) -> None:
     for name in found.before:
         told = f"{found.task}, {found.split}, {found.questions} questions"
         print(f"{name:4}  {found.before[name]:.4f} -> {found.after[name]:.4f}  ({told})")
-    for warning in found.warnings:
+    for warning in warnings:
         print(f"note: {warning}")
 
 

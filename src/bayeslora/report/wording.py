@@ -61,9 +61,9 @@ def card(title: str, name: str, metrics: Mapping[str, float], intervals: Mapping
     return Fact(title, shown(metrics[name]) + (" %" if percent else ""), note)
 
 
-def in_words(metrics: Mapping[str, float]) -> str:
+def in_words(metrics: Mapping[str, float], what: str = "answers") -> str:
     """One plain sentence on the confidence."""
-    return f"It says it is {metrics['confidence']:.0%} sure on average, and is right in {metrics['acc']:.0%} of the answers."
+    return f"It says it is {metrics['confidence']:.0%} sure on average, and is right in {metrics['acc']:.0%} of the {what}."
 
 
 SHOWN = 20

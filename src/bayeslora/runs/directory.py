@@ -131,7 +131,10 @@ class RunDirectory:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the directory against other processes inside the block."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise InputError(f"{self.path}: is a file, or below one; choose a directory") from error
         lock = FileLock(self.path / ".lock")
         try:
             lock.acquire(blocking=False)

@@ -185,12 +185,17 @@ class TokenEvaluator:
         )
         draws = max(1, sampling.count(find_any_holder(self.model)))
         answering = make_answering(writer, self.config.prediction.batch_tokens, draws)
-        questions: Sequence[FreeQuestion] = chosen(
-            tuple(task.load(split)), self.config.prediction.solutions, "solutions"
-        )
+        questions = self._asked(task, split)
         return answering.records(
             questions, path, self._settings(task, split, questions), self.report.stage("answering")
         )
+
+    def count_answers(self, task: AnswerTask, split: str) -> int:
+        """Number of questions that :meth:`answers` asks."""
+        return len(self._asked(task, split))
+
+    def _asked(self, task: AnswerTask, split: str) -> Sequence[FreeQuestion]:
+        return chosen(tuple(task.load(split)), self.config.prediction.solutions, "solutions")
 
     def _settings(self, task: TokenTask[Any], split: str, asked: Sequence[object]) -> dict[str, Any]:
         """All that generated texts depend on."""

@@ -203,7 +203,9 @@ class TrainedModel:
         """Texts to classify, as questions whose options are the labels of the run."""
         labels = None if self.result is None else self.result.labels
         if labels is None:
-            raise InputError("this run was not trained to classify texts; use ask, with the choices of a question")
+            raise InputError(
+                "this run was not trained to classify texts; ask it a question with choices (ask, or --question with --choice)"
+            )
         return [labelled_item(str(number), normalise(text), labels) for number, text in enumerate(texts)]
 
     def evaluate(self, task: str | None = None, split: str = "test", data_dir: Path | None = None) -> Predictions:
@@ -259,8 +261,9 @@ class TrainedModel:
         if isinstance(source, AnswerTask):
             if tolerance is not None:
                 raise InputError("tolerance is for questions with options; leave it out")
-            records = self.token_evaluator().answers(source, split)
-            require_enough(len(records), f"{name}, {split}")
+            evaluator = self.token_evaluator()
+            require_enough(evaluator.count_answers(source, split), f"{name}, {split}")
+            records = evaluator.answers(source, split)
             found = calibrate_answers(records, error_rate=error_rate, coverage=coverage)
             scale, temperature = self.calibration.posterior_scale, self.own.temperature
             found = replace(found, posterior_scale=scale, temperature=temperature, draw_layers=self.draw_layers)

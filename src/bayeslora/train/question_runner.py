@@ -12,7 +12,7 @@ from bayeslora.errors import InputError
 from bayeslora.methods.base import QuestionPostHocInputs
 from bayeslora.models import LoadedModel
 from bayeslora.posterior import Factors, Posterior
-from bayeslora.predict.calibrate import FEWEST, Calibration, fit_temperature
+from bayeslora.predict.calibrate import FEWEST, Calibration, fit_temperature, too_few
 from bayeslora.predict.calibrate.fit import FEW_SCALES, calibrate, predict_both
 from bayeslora.predict.questions.familiarity import Familiarity
 from bayeslora.predict.questions.options import packed_length
@@ -118,6 +118,8 @@ class QuestionRunner(TaskRunner):
     def calibrate(self, report: Reporter) -> Calibration | None:
         """Calibrate on the validation questions, unless the run is reported on these."""
         if not self._calibrates:
+            if self._wants_calibration:
+                report.say(too_few(len(self._parts["validation"].items)))
             return None
         part, advance = self._parts["validation"], report.stage("calibrating")
         found, self._validated = calibrate(
@@ -126,10 +128,13 @@ class QuestionRunner(TaskRunner):
         return replace(found, task=self.config.task, split="validation", automatic=True)
 
     @property
+    def _wants_calibration(self) -> bool:
+        return self.config.prediction.calibrate == "validation" and self.config.report_split != "validation"
+
+    @property
     def _calibrates(self) -> bool:
         """Whether there are validation questions for anything but choosing when to stop."""
-        wanted = self.config.prediction.calibrate == "validation" and self.config.report_split != "validation"
-        return wanted and len(self._parts["validation"].items) >= FEWEST
+        return self._wants_calibration and len(self._parts["validation"].items) >= FEWEST
 
     def measure_familiarity(self, chosen: Calibration | None, report: Reporter) -> Familiarity | None:
         """Fit to features of training questions, if the run is calibrated."""

@@ -11,7 +11,7 @@ from bayeslora.methods import find_method
 from bayeslora.methods.base import PostHocInputs
 from bayeslora.models import LoadedModel
 from bayeslora.posterior import Factors, Posterior
-from bayeslora.predict.calibrate import FEWEST, Calibration
+from bayeslora.predict.calibrate import FEWEST, Calibration, too_few
 from bayeslora.predict.generation.entailment import find_same
 from bayeslora.predict.questions.predictions import main_metrics
 from bayeslora.predict.trunk import TrunkCache
@@ -37,7 +37,9 @@ def _require_learnable(config: RunConfig, task: TokenTask[Any]) -> None:
             f"method {config.method!r} is made from questions with options, and task {task.name!r} has none; choose another"
         )
     if config.training.cache_trunk:
-        raise InputError(f"cache_trunk keeps what questions need, and task {task.name!r} has none; leave it out")
+        raise InputError(
+            f"cache_trunk is for questions with choices and for labels, and task {task.name!r} has none; leave it out"
+        )
 
 
 class TokenRunner(TaskRunner):
@@ -113,9 +115,11 @@ class TokenRunner(TaskRunner):
         wanted = config.prediction.calibrate == "validation" and config.prediction.solutions != 0
         if not isinstance(task, AnswerTask) or not wanted or config.report_split == "validation":
             return None
-        records = self._evaluator(Calibration(), report).answers(task, "validation")
-        if len(records) < FEWEST:
+        evaluator = self._evaluator(Calibration(), report)
+        if (count := evaluator.count_answers(task, "validation")) < FEWEST:
+            report.say(too_few(count))
             return None
+        records = evaluator.answers(task, "validation")
         found = calibrate_answers(records)
         return replace(
             found, samples=config.prediction.samples or None, task=config.task, split="validation", automatic=True

@@ -14,7 +14,7 @@ Log-probabilities are ``[N, O]``, an option that a question does not have is ``-
 """
 
 from bayeslora.predict.calibrate.calibration import Calibration
-from bayeslora.predict.calibrate.doubts import FEWEST, describe_doubts, require_enough
+from bayeslora.predict.calibrate.doubts import FEWEST, describe_doubts, require_enough, too_few
 from bayeslora.predict.calibrate.scale import CUTS, DEFAULT_SCALES, CutChoice, ScaleChoice, choose_cut, choose_scale
 from bayeslora.predict.calibrate.temperature import PRIOR_SD, TEMPERATURES, apply_temperature, fit_temperature
 from bayeslora.predict.calibrate.threshold import (
@@ -47,4 +47,5 @@ __all__ = [
     "describe_target",
     "fit_temperature",
     "require_enough",
+    "too_few",
 ]

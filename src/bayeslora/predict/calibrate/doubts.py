@@ -27,6 +27,14 @@ def require_enough(questions: int, where: str) -> None:
         )
 
 
+def too_few(questions: int) -> str:
+    """Why a run is not calibrated, for people."""
+    return (
+        f"not calibrated: there are {questions} validation questions, and it takes at least {FEWEST}; bayeslora calibrate "
+        "takes others with --task"
+    )
+
+
 def describe_doubts(found: Calibration) -> tuple[str, ...]:
     """Warnings about a calibration, one sentence each."""
     doubts = []
