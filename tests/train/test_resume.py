@@ -177,7 +177,7 @@ def test_a_resumed_run_says_from_where(
     with monkeypatch.context() as disturbed:
         disturbed.setattr(fit.Fit, "_step", interrupting(fit.Fit._step, 5, BEFORE))
         assert bayeslora(*options(tmp_path, *KEPT)) == 130
-    assert capsys.readouterr().err == "bayeslora: interrupted\n"
+    assert capsys.readouterr().err == "bayeslora: interrupted; the same command resumes\n"
     assert bayeslora(*(word for word in options(tmp_path, *KEPT) if word != "--quiet")) == 0
     out, err = capsys.readouterr()
     assert "going on from step 4 of 6" in err.splitlines()
