@@ -300,11 +300,6 @@ def test_a_run_to_start_from_also_says_model_task_and_training(loras, tmp_path):
     assert read_json(loras[1] / "config.json")["seed"] == SEED_DISTANCE and config["seed"] == 0  # which is its own
 
 
-def test_a_directory_to_start_from_that_is_not_there_is_named(tmp_path, capsys):
-    assert bayeslora("train", "--start-from", tmp_path / "nowhere", "--method", "tfb", "--out", tmp_path / "run") == 2
-    assert f"{tmp_path / 'nowhere'}: no such directory; --start-from takes" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("method", ["tfb", "bayesian-lora"])
 def test_a_run_to_start_from_does_not_say_the_posterior(method, loras, tmp_path):
     words = ["train", "--start-from", loras[1], "--method", method, "--out", tmp_path / "run", "--quiet"]

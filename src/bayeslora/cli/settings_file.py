@@ -17,7 +17,6 @@ import yaml
 
 from bayeslora.cli.runs import Train
 from bayeslora.errors import InputError, did_you_mean
-from bayeslora.hub_names import has_hub_form
 from bayeslora.runs.config import RunConfig
 from bayeslora.runs.saved_config import flatten, from_flat, to_dict, without_trust
 from bayeslora.type_checks import check_kinds
@@ -91,10 +90,6 @@ def _from_lora(origin: Path) -> Train | None:
         if isinstance(values["targets"], str):  # a regular expression, or a word such as all-linear
             values["targets"] = [values["targets"]]
         return _from_file(origin / "adapter_config.json", values)
-    if not origin.exists() and not has_hub_form(str(origin)):
-        raise InputError(
-            f"{origin}: no such directory; --start-from takes those of runs or of LoRAs that PEFT has saved"
-        )
     return None
 
 
