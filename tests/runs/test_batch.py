@@ -77,6 +77,15 @@ def test_many_choices_with_labels_are_one_question(trained: Path, tmp_path: Path
     assert sum(line["probabilities"]) == pytest.approx(1) if "error" not in line else "tokens" in line["error"]
 
 
+def test_where_the_answers_are_is_told_to_people_alone(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = write_lines(tmp_path / "questions.jsonl", [question(1), question(2)]), tmp_path / "out.jsonl"
+    for option, said in (("--force", f"2 answers: {out}\n"), ("--json", ""), ("--quiet", "")):
+        assert bayeslora("predict", trained, "--input", file, "--output", out, "--force", option) == 0
+        assert capsys.readouterr().out == said
+
+
 def test_a_long_question_is_answered_as_it_is_alone(trained: Path, tmp_path: Path) -> None:
     """It has no passage to truncate, and fits the model's context."""
     run = load_run(trained)

@@ -186,7 +186,7 @@ class Predict(OfDraws):
             raise InputError(f"{source}: holds no questions; give one JSON object per line")
         if failed:
             raise RunsFailed(f"{source}: {failed} of {done} lines could not be answered; their answers say why")
-        if self.output is not None and not self.quiet:
+        if self.output is not None and not (self.quiet or self.json):
             print(f"{done} answers: {self.output}")
 
 

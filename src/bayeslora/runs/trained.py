@@ -265,9 +265,13 @@ class TrainedModel:
             require_enough(evaluator.count_answers(source, split), f"{name}, {split}")
             records = evaluator.answers(source, split)
             found = calibrate_answers(records, error_rate=error_rate, coverage=coverage)
-            scale, temperature = self.calibration.posterior_scale, self.own.temperature
-            found = replace(found, posterior_scale=scale, temperature=temperature, draw_layers=self.draw_layers)
-            found = replace(found, samples=self.samples or None)
+            found = replace(
+                found,
+                posterior_scale=self.calibration.posterior_scale,
+                temperature=self.own.temperature,
+                draw_layers=self.draw_layers,
+                samples=self.samples or None,
+            )
         else:
             items = _with_answers(require_options(source), split)
             require_enough(len(items), f"{name}, {split}")
