@@ -122,6 +122,22 @@ def test_clients_that_ask_again_at_once_are_answered_together_and_do_not_take_tu
         assert engine.log == [("answer", 1), ("answer", 4), ("answer", 4)]
 
 
+def test_a_client_that_does_not_ask_again_is_not_waited_for_long(
+    trained: TrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of the first batch is long, so the other limit counts."""
+    monkeypatch.setattr("bayeslora.server.worker.GATHER_SHARE", 1e9)
+    with held_up(trained) as (engine, worker, client), ThreadPoolExecutor(2) as pool:
+        first = pool.submit(client.post, "/v1/choices", json=ASKED)
+        assert engine.begun.wait(20)
+        second = pool.submit(client.post, "/v1/choices", json=ASKED)
+        wait_for(lambda: worker.depth == 1)
+        start = time.monotonic()
+        engine.go.set()
+        assert [it.result().status_code for it in (first, second)] == [200, 200]
+        assert time.monotonic() - start < 30 and engine.log == [("answer", 1)] * 2
+
+
 @pytest.mark.usefixtures("patient")
 def test_a_client_alone_waits_for_no_other(trained: TrainedModel) -> None:
     with held_up(trained) as (engine, _, client):

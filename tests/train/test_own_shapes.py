@@ -192,7 +192,9 @@ def test_columns_are_part_of_the_run(chatty: str, tmp_path: Path, capsys: pytest
     words = tiny.options(tmp_path / "run", "--model", chatty, "--task", task, "--method", "lora", "--columns")
     assert bayeslora(*words, "prompt=in", "completion=out") == 0
     assert read_json(tmp_path / "run" / "config.json")["data"]["columns"] == {"prompt": "in", "completion": "out"}
+    capsys.readouterr()
     assert bayeslora("evaluate", tmp_path / "run", "--quiet") == 0
+    assert capsys.readouterr().out.endswith("% of the next tokens.\n")
     other = write_task(tmp_path / "other", completion)
     assert bayeslora("evaluate", tmp_path / "run", "--task", other, "--quiet") == 2
     assert "has no field 'in'" in capsys.readouterr().err
