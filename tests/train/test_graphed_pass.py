@@ -278,6 +278,20 @@ def test_replayed_dropout_is_that_of_the_seed(monkeypatch):
 
 
 @needs_gpu
+def test_graphs_of_many_shapes_take_the_memory_of_few_passes():
+    widths = [448, 128, 512, 256, 64, 384, 192, 320]
+    batches = {width: texts(*[width] * 64) for width in widths}
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    trained(False, [batches[max(widths)]], device="cuda")
+    one_pass = torch.cuda.max_memory_allocated()
+    torch.cuda.empty_cache()
+    _, graphs = trained(True, [batches[width] for width in widths for _ in range(EAGER + 2)], device="cuda")
+    assert len(graphs.graphs) == len(widths)
+    assert torch.cuda.memory_reserved() < 4 * one_pass
+
+
+@needs_gpu
 def test_where_activations_are_recomputed_or_more_is_trained_there_are_no_graphs():
     model = adapted(posterior="meanfield").cuda()
     assert graphed_pass(model) is not None

@@ -106,7 +106,10 @@ def _leaf(stack: Tensor) -> Tensor:
 
 
 class _Graph:
-    """A pass over batches of one shape, captured with its backward pass; it shares its memory with another graph, if given."""
+    """A pass over batches of one shape, captured with its backward pass.
+
+    It shares its memory and its stream with another graph, if given: torch keeps the memory of every stream apart.
+    """
 
     def __init__(
         self,
@@ -135,24 +138,27 @@ class _Graph:
         device = self.batch[0].device
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.device(device), torch.random.fork_rng([device]):
-            stream = torch.cuda.Stream()
-            self._warm_up(losses, stream)
+            self.stream = torch.cuda.Stream() if other is None else other.stream
+            self._warm_up(losses)
             _require_room(device)
-            with torch.cuda.graph(self.forward, pool=None if other is None else other.forward.pool(), stream=stream):
+            torch.cuda.empty_cache()  # of the passes until now, which graphs cannot use
+            with torch.cuda.graph(
+                self.forward, pool=None if other is None else other.forward.pool(), stream=self.stream
+            ):
                 found = losses()
             self.slopes = torch.zeros_like(found)
-            with torch.cuda.graph(self.backward, pool=self.forward.pool(), stream=stream):
+            with torch.cuda.graph(self.backward, pool=self.forward.pool(), stream=self.stream):
                 self.gradients = self._differentiate(found)
         self.losses = found.detach()
 
-    def _warm_up(self, losses: Callable[[], Tensor], stream: torch.cuda.Stream) -> None:
+    def _warm_up(self, losses: Callable[[], Tensor]) -> None:
         """Let libraries initialise, which cannot be captured."""
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
             found = losses()
             self.slopes = torch.zeros_like(found)
             self._differentiate(found)
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self.stream)
 
     def _differentiate(self, losses: Tensor) -> tuple[Tensor | None, ...]:
         return torch.autograd.grad(losses, self._wanted, self.slopes, allow_unused=True)
