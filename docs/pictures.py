@@ -32,9 +32,11 @@ from bayeslora.posterior import InducingConfig, InducingPosterior, PointPosterio
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "benchmarks/results"
 sys.path.insert(0, str(HERE.parent / "examples"))
+sys.path.insert(0, str(HERE.parent / "benchmarks"))
 sys.path.insert(0, str(HERE))
 from badges import draw_badges  # noqa: E402
 from picture_style import BLUE, GREY, INK, STYLE, VERMILION, save  # noqa: E402
+from records import read_sections  # noqa: E402
 from report_pictures import draw_comparison, draw_growth, draw_inducing_size, draw_tuning  # noqa: E402
 from result_pictures import (  # noqa: E402
     NARROW,
@@ -51,6 +53,7 @@ import posterior as toy  # noqa: E402
 
 GRID = torch.linspace(-4, 4, 97)
 DRAWS = 64
+MAIN_TABLE = ("seeds-0-1", "seed-2", "winogrande-seed-2", "ensembles-seed-2", "boolq-seed-0")
 
 
 class Line(NamedTuple):
@@ -260,7 +263,7 @@ def main() -> None:
     with rc_context(STYLE):
         figures = {
             "confidence": draw_confidence(RESULTS / "quickstart"),
-            "main-table": draw_main_table([RESULTS / f"main/{name}.json" for name in ("seeds-0-1", "boolq-seed-0")]),
+            "main-table": draw_main_table(read_sections([RESULTS / f"main/{name}.json" for name in MAIN_TABLE])),
             "main-reliability": draw_main_reliability(RESULTS / "main/curves.json"),
             "main-risk": draw_main_risk(RESULTS / "main/curves.json"),
             "frontier": draw_frontier(RESULTS / "frontier/quickstart.json"),

@@ -54,9 +54,8 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def draw_main_table(records: Sequence[Path]) -> Figure:
+def draw_main_table(sections: Mapping[str, Any]) -> Figure:
     """NLL of all methods that have every task, as a difference from LoRA's by task, best mean first."""
-    sections = {task: rows for record in records for task, rows in read(record)["sections"].items()}
     means = {
         method: [mean(run["metrics"]["nll"] for run in rows[method]["runs"]) for rows in sections.values()]
         for method in next(iter(sections.values()))
