@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 from peft import get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClassification
 
 from adapter import cases
 from adapter.cases import MODELS, VOCABULARY, adapted, generator, logits, tokens
@@ -186,6 +186,26 @@ def test_a_model_that_returns_the_rows_it_was_given_is_given_all_of_them(monkeyp
         torch.testing.assert_close(once, logits(model, ids.repeat(3, 1)), atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("target, layers", [("q_proj", "all"), ("q_proj", "last:1"), ("score", "all")])
+@pytest.mark.parametrize("rows", [3, 4])
+def test_a_class_for_each_row_comes_from_every_draw(target, layers, rows):
+    """A classifier picks one token of each row that it was given, here of as many rows as there are draws, or of fewer."""
+    torch.manual_seed(0)
+    base = LlamaForSequenceClassification(LlamaConfig(**cases.SIZES, num_labels=3, pad_token_id=0)).eval()
+    config = cases.config(target_modules=[target], task_type=None)
+    model, ids = get_peft_model(base, config).eval(), tokens(batch=rows)
+    with torch.no_grad(), posterior_predictive(model, samples=4, layers=layers):
+        averaged = logits(model, ids).softmax(-1)
+    with torch.no_grad(), sampled(model, Sampling(4, layers=layers), fan_out=True):
+        once = logits(model, ids)
+    with torch.no_grad(), sampled(model, Sampling(4, layers=layers)):
+        wanted = logits(model, ids.repeat(4, 1))
+    by_draw = wanted.unflatten(0, (4, rows)).softmax(-1)
+    assert by_draw.std(0).max() > 1e-4
+    torch.testing.assert_close(once, wanted, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(averaged, by_draw.mean(0), atol=2e-5, rtol=1e-4)
+
+
 def test_memory_that_has_run_out_says_nothing_of_the_model(monkeypatch):
     model, ids = adapted(), tokens(batch=2)
 
@@ -218,9 +238,11 @@ def test_gradients_of_checkpointed_layers_are_kept():
 
 def test_draws_of_the_head_alone_share_the_whole_model():
     model, rows = adapted(target_modules=["lm_head"]), []
+    ids = tokens(batch=2)
+    with model.draws(2, generator(1), fan_out=True):
+        logits(model, ids)  # finds out that the head takes more rows
     for layer in model.get_base_model().model.layers:
         layer.register_forward_hook(lambda _layer, args, out: rows.append(out.shape[0]))
-    ids = tokens(batch=2)
     with model.draws(3, generator(), fan_out=True):
         once = logits(model, ids)
     with model.draws(3, generator()):

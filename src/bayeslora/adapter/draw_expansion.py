@@ -48,8 +48,8 @@ class Stack:
         return {name for name in names if self.index(name) < cut}
 
 
-MayBegin = Callable[[Stack, tuple[nn.Module, ...]], bool]
-"""Whether a batch may be repeated at the first of these upper layers of a stack."""
+MayBegin = Callable[[tuple[nn.Module, ...]], bool]
+"""Whether a batch may be repeated at the first of these modules."""
 
 
 @dataclass
@@ -75,12 +75,17 @@ class DrawExpansion:
 
         Below the lowest layer there is nothing to save, and every model may be given more rows.
         """
+        upper = cls._above_the_rest(root, differing)
+        return cls(upper if upper and may_begin(upper) else (root,), n)
+
+    @staticmethod
+    def _above_the_rest(root: nn.Module, differing: Sequence[str]) -> tuple[nn.Module, ...]:
+        """The layers from the lowest in which draws differ, or the only such module; empty if nothing is below."""
         stack = Stack.find(root, differing)
         if stack is None:
-            return cls((root.get_submodule(differing[0]) if len(differing) == 1 else root,), n)
+            return (root.get_submodule(differing[0]),) if len(differing) == 1 else ()
         first = min(map(stack.index, differing))
-        upper = tuple(stack.layers)[first:]
-        return cls(upper if first > 0 and may_begin(stack, upper) else (root,), n)
+        return tuple(stack.layers)[first:] if first > 0 else ()
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward pre-hook of the modules."""

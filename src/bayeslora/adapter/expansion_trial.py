@@ -1,22 +1,21 @@
 """Test whether a model may repeat its batch between two of its layers.
 
 Most models pass a batch through their layers, with one row per example in every argument. Some give their layers rows of
-another kind, such as one per head, or restore the batch's shape after the last layer. A model does not declare this, so it is
-tested.
+another kind, such as one per head, restore the batch's shape after the last layer, or pick one token of each row that they were
+given. A model does not declare this, so it is tested.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from inspect import signature
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from bayeslora.adapter.draw_expansion import DrawExpansion, Stack, tensors_in
+from bayeslora.adapter.draw_expansion import DrawExpansion, tensors_in
 from bayeslora.adapter.sampling import evaluating
 from bayeslora.errors import out_of_memory
 
@@ -29,17 +28,15 @@ Trying = Callable[[DrawExpansion, Tensor], AbstractContextManager[None]]
 _known: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
-def may_begin(
-    root: nn.Module, trying: Trying, device: torch.device, stack: Stack, upper: tuple[nn.Module, ...]
-) -> bool:
-    """Whether a batch may be repeated at the first of the ``upper`` layers of a stack, found out once for each."""
+def may_begin(root: nn.Module, trying: Trying, device: torch.device, upper: tuple[nn.Module, ...]) -> bool:
+    """Whether a batch may be repeated at the first of these ``upper`` layers, found out once for each."""
     if upper[0] not in _known:
         with torch.no_grad(), evaluating(root):
-            _known[upper[0]] = _try(_owner(root, stack), trying, device, upper)
+            _known[upper[0]] = _try(root, trying, device, upper)
     return _known[upper[0]]
 
 
-def _try(owner: nn.Module, trying: Trying, device: torch.device, upper: tuple[nn.Module, ...]) -> bool:
+def _try(root: nn.Module, trying: Trying, device: torch.device, upper: tuple[nn.Module, ...]) -> bool:
     """Whether some tokens come out once per draw, and all arguments of the first layer have one row each, or one for all."""
     ids = torch.zeros(ROWS, TOKENS, dtype=torch.long, device=device)
     sizes: set[int] = set()
@@ -50,18 +47,11 @@ def _try(owner: nn.Module, trying: Trying, device: torch.device, upper: tuple[nn
     handle = upper[0].register_forward_pre_hook(watch, with_kwargs=True, prepend=True)
     try:
         with trying(DrawExpansion(upper, DRAWS), ids):
-            output: Any = owner.forward(input_ids=ids)  # without hooks, which expect the batch of the pass to come
-    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
+            output: Any = root.forward(input_ids=ids)  # without hooks, which expect the batch of the pass to come
+        return sizes <= {1, ROWS} and len(output[0]) == DRAWS * ROWS
+    except (TypeError, ValueError, RuntimeError, LookupError, AttributeError) as error:
         if out_of_memory(error):
             raise
         return False
     finally:
         handle.remove()
-    return sizes <= {1, ROWS} and len(output[0]) == DRAWS * ROWS
-
-
-def _owner(root: nn.Module, stack: Stack) -> nn.Module:
-    """The innermost module around a stack that takes tokens: a model without its head."""
-    *parents, _ = stack.path.split(".")
-    around = (root.get_submodule(".".join(parents[:count])) for count in range(len(parents), 0, -1))
-    return next((it for it in around if "input_ids" in signature(it.forward).parameters), root)
