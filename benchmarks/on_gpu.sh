@@ -38,8 +38,9 @@ trials() { for trial in $TRIALS; do case " $METHODS " in *" ${trial%%=*} "*) ech
 compare() {
   study=$1 tasks=$2 methods=$3
   shift 3
+  # runs share a GPU: torch is not to keep memory in gaps between batches of many lengths
   # shellcheck disable=SC2086
-  bayeslora compare --model "$model" --data-dir "$data" --scoring letter --batch-tokens 16384 --workers "$WORKERS" --seeds $SEEDS \
+  PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True bayeslora compare --model "$model" --data-dir "$data" --scoring letter --batch-tokens 16384 --workers "$WORKERS" --seeds $SEEDS \
     --out "$out/$study" --tasks $tasks --methods $methods "$@"
 }
 

@@ -3,8 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from peft import get_peft_model
+from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from adapter.cases import adapted, tokens
+from adapter.cases import SIZES, adapted, config, generator, tokens
 from bayeslora import find_holder
 
 IGNORED = -100
@@ -45,6 +47,18 @@ def test_a_mean_over_examples_counts_the_kl_once_per_example():
     torch.testing.assert_close(model.elbo(loss, examples=50), loss + kl / 50)
     torch.testing.assert_close(model.elbo(loss, examples=50, labels=4, beta=0.5), loss + 0.5 * kl / 200)
     torch.testing.assert_close(model.elbo(loss, examples=50, labels=torch.zeros(2)), loss + kl / 50)
+
+
+def test_several_classes_of_an_example_are_as_many_labels():
+    """The loss of transformers for them is a mean over all classes of all examples."""
+    base = LlamaForSequenceClassification(
+        LlamaConfig(**SIZES, num_labels=4, pad_token_id=0, problem_type="multi_label_classification")
+    )
+    model, ids = get_peft_model(base, config(task_type=None)).train(), tokens(batch=3)
+    wanted = torch.randint(2, (3, 4), generator=generator(1)).float()
+    output = model(input_ids=ids, labels=wanted)
+    bound = F.binary_cross_entropy_with_logits(output.logits, wanted, reduction="sum") + model.kl().total
+    torch.testing.assert_close(model.elbo(output.loss, examples=3, labels=wanted), bound / 12)
 
 
 def test_parts_of_a_step_add_up_to_the_whole():

@@ -72,9 +72,11 @@ def labels_per_example(labels: Tensor | float) -> Tensor | float:
 
     Args:
         labels: ``[B, T]`` token labels as the model gets them: the first predicts nothing and -100 does not count; ``[B]`` labels
-            of whole examples; or the number itself.
+            of whole examples; ``[B, C]`` numbers, such as several classes at once, which all count; or the number itself.
     """
     if not isinstance(labels, Tensor):
         return labels
+    if labels.is_floating_point():
+        return labels.numel() / len(labels)
     counted = (labels[..., 1:] if labels.ndim > 1 else labels) != IGNORED
     return counted.sum().clamp(min=1) / torch.tensor(len(labels), device=labels.device)
