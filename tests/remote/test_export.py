@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def test_exporting_leaves_the_run_as_it_was(trained: TrainedModel, tmp_path: Pat
 def test_the_manifest_says_what_there_is(trained: TrainedModel, export: Path) -> None:
     values = read_json(export / "manifest.json")
     versions = values.pop("versions")
-    assert versions["bayeslora"] == bayeslora.__version__ and versions["torch"] == torch.__version__
+    assert versions["bayeslora"] == bayeslora.__version__ and versions["torch"] == version("torch")
     commands = values.pop("commands")
     assert values == {
         "schema": 1,
