@@ -494,6 +494,35 @@ def test_growth() -> None:
 AXES = ("layers", "rank", "rows", "draws", "components")
 
 
+@pytest.mark.parametrize("name", ["qwen2.5-1.5b", "smollm2"])
+def test_figures_of_a_server_under_load(name: str) -> None:
+    page, found = (ROOT / "docs/serving.md").read_text(encoding="utf-8"), read(f"serve/{name}-16-clients.json")
+    texts = found["texts"]
+    measured = [found["one_at_a_time"], found["together"], texts["one_at_a_time"], texts["together"]]
+    rates = [it["requests_per_second"] for it in measured]
+    assert f"| answers per second | {' | '.join(f'{rate:.1f}' for rate in rates)} |" in page
+    assert f"{found['speedup']:.1f} times as many questions and {texts['speedup']:.1f} times as many texts" in page
+    for quantile, words in ((50, "median"), (95, "95th percentile")):
+        seconds = [it[f"latency_p{quantile}_seconds"] for it in measured]
+        rows = [row for row in page.splitlines() if row.startswith(f"| latency, {words} ")]
+        assert sum(matches(row, seconds) for row in rows) == 1
+
+
+def matches(row: str, seconds: Sequence[float]) -> bool:
+    """Whether the cells of a row are these seconds, rounded."""
+    told = re.findall(r"([\d.]+) s", row)
+    return [f"{it:.{len(cell.split('.')[1])}f}" for it, cell in zip(seconds, told, strict=True)] == told
+
+
+def test_figures_of_the_harness_on_a_gpu() -> None:
+    page, found = (REPORTS / "lm-eval.md").read_text(encoding="utf-8"), read("harness/arc-easy-1.5b.json")
+    rates, ratios = found["questions/s"], found["ratio"]
+    assert f"| {rates['lm-eval, one pass']:,.0f} | 1.00 |" in page
+    for who in ("one pass", "N=1", "N=4"):
+        assert f"| {rates[f'ours, {who}']:,.0f} | {ratios[f'ours, {who}']:.2f} |" in page
+    assert f"{100 * found['same_answers']:.1f} % of the questions" in page
+
+
 @pytest.mark.parametrize(
     "page", [f"docs/{page}.md" for page in ("results", "performance", "choosing", "prediction", "faq")]
 )
