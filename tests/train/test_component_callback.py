@@ -10,7 +10,7 @@ from trl import SFTConfig
 
 from adapter.cases import adapted, tokens
 from bayeslora import find_holder
-from bayeslora.train import BayesLoraSFTTrainer, BayesLoraTrainer
+from bayeslora.train import BayesLoraSFTTrainer, BayesLoraTrainer, component_callback
 from bayeslora.train.component_callback import ReplaceFailedComponents
 from bayeslora.train.components import failed_components
 from train.test_components import COMPONENTS, model
@@ -105,7 +105,9 @@ def test_where_none_is_lost_training_is_the_same_to_the_bit(tmp_path, caplog, mo
 def test_labels_that_are_not_tokens_say_nothing(tmp_path):
     rows = [{"input_ids": ids, "labels": ids[0]} for ids in tokens(batch=3)]
     trainer = BayesLoraTrainer(model=model(), args=arguments(tmp_path), train_dataset=rows)
+    active = trainer.accelerator.gradient_state.active_dataloader
     assert ReplaceFailedComponents(trainer)._losses(COMPONENTS, seed=0) == []
+    assert trainer.accelerator.gradient_state.active_dataloader is active
 
 
 def test_posteriors_without_components_are_left_alone(tmp_path, monkeypatch):
@@ -116,8 +118,35 @@ def test_posteriors_without_components_are_left_alone(tmp_path, monkeypatch):
 def test_examples_are_spread_over_the_training_set(tmp_path):
     trainer = BayesLoraTrainer(model=model(), args=arguments(tmp_path), train_dataset=Rows(100))
     rows = torch.cat([batch["input_ids"] for batch in ReplaceFailedComponents(trainer)._examples()])
-    every = Rows(100).ids
-    assert len(rows) == 32 and torch.equal(rows[0], every[0]) and torch.equal(rows[-1], every[96])
+    order = [next(k for k, own in enumerate(Rows(100).ids) if torch.equal(row, own)) for row in rows]
+    assert sorted(order) == [k * 100 // 32 for k in range(32)]
+    first = sorted(order[:8])
+    assert max(b - a for a, b in zip([0, *first], [*first, 100], strict=True)) < 34  # also if no more are needed
+
+
+def test_no_more_labels_are_looked_at_than_needed(tmp_path, monkeypatch):
+    """Texts have many labels; every batch is still fetched, as accelerate expects."""
+    seen, fetched = [], []
+    trainer = BayesLoraTrainer(model=model(), args=arguments(tmp_path), train_dataset=Rows(40))
+    callback = ReplaceFailedComponents(trainer)
+    examples = callback._examples
+
+    def watched():
+        for batch in examples():
+            fetched.append(len(batch["input_ids"]))
+            yield batch
+
+    monkeypatch.setattr(callback, "_examples", watched)
+    monkeypatch.setattr(component_callback, "ENOUGH", 60)
+    trainer.model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    state = trainer.accelerator.gradient_state
+    active = state.active_dataloader
+    few = callback._losses(COMPONENTS, seed=0)
+    labels = Rows(40).ids.shape[1] - 1
+    assert sum(fetched) == 32 and 60 <= sum(seen) // COMPONENTS * labels < 60 + fetched[0] * labels
+    assert len(few) == COMPONENTS and state.active_dataloader is active
 
 
 def test_trl_replaces_them_too(tmp_path, caplog):

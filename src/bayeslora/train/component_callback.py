@@ -24,6 +24,12 @@ from bayeslora.train.batches import rows_at_once, split_rows
 from bayeslora.train.components import FEWEST, replace_failed
 from bayeslora.train.processes import Processes
 
+ENOUGH = 1000
+"""Labels of the examples that each process looks at; no more are needed to see a loss of twice the others'."""
+
+STRIDE = 13
+"""The examples are taken in this stride, so that the first of them are spread over the training set as well."""
+
 log = logging.getLogger("bayeslora.train")
 
 
@@ -62,6 +68,8 @@ class ReplaceFailedComponents(TrainerCallback):
             holder.draw(components, torch.Generator().manual_seed(seed))  # one of each
             holder.eval()
             for inputs in self._examples():
+                if sums[1, 0] >= ENOUGH:
+                    continue
                 for k in range(components):
                     with holder.restoring(), trainer.compute_loss_context_manager():
                         holder.narrow(k, 1)
@@ -71,16 +79,16 @@ class ReplaceFailedComponents(TrainerCallback):
         return [a / b for a, b in zip(total, labels, strict=True)] if all(labels) else []
 
     def _examples(self) -> Iterator[dict[str, Any]]:
-        """Some training examples, from the first to the last, in batches; none if labels are not those of tokens."""
+        """Some training examples from all over the training set, in batches; none if labels are not those of tokens."""
         data: Any = self._trainer.train_dataset
-        rows = [k * len(data) // FEWEST for k in range(FEWEST)] if len(data) > FEWEST else range(len(data))
+        spread = [STRIDE * k % FEWEST * len(data) // FEWEST for k in range(FEWEST)]
+        rows = spread if len(data) > FEWEST else range(len(data))
         chosen = data.select(rows) if hasattr(data, "select") else Subset(data, rows)
-        for batch in self._trainer.get_test_dataloader(chosen):
+        for batch in self._trainer.get_test_dataloader(chosen):  # to its end, or accelerate counts it as in use
             inputs = self._trainer._prepare_inputs(batch)
             labels, ids = (getattr(inputs.get(name), "shape", None) for name in ("labels", "input_ids"))
-            if ids is None or labels != ids:
-                return
-            yield from split_rows(inputs, rows_at_once(self._trainer, inputs))
+            if ids is not None and labels == ids:
+                yield from split_rows(inputs, rows_at_once(self._trainer, inputs))
 
 
 def _loss_and_labels(model: nn.Module, inputs: dict[str, Any]) -> Tensor:

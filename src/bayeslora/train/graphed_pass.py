@@ -138,7 +138,7 @@ class _Graph:
         device = self.batch[0].device
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.device(device), torch.random.fork_rng([device]):
-            self.stream = torch.cuda.Stream() if other is None else other.stream
+            self.stream: torch.cuda.Stream = torch.cuda.Stream() if other is None else other.stream
             self._warm_up(losses)
             _require_room(device)
             torch.cuda.empty_cache()  # of the passes until now, which graphs cannot use
