@@ -52,6 +52,40 @@ def test_help_imports_nothing_heavy() -> None:
     assert answer.stderr.strip() == "set()"
 
 
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"], ["methods", "--json"]])
+def test_a_closed_pipe_ends_the_process_silently(arguments: list[str], *, buffered: bool) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    given = {**os.environ, "PYTHONUNBUFFERED": "" if buffered else "1"}
+    command = [sys.executable, "-m", "bayeslora", *arguments]
+    try:
+        answer = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=given, timeout=60, check=False)
+    finally:
+        os.close(writer)
+    assert (answer.returncode, answer.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["nonsense"]])
+def test_so_does_one_for_both_streams(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "bayeslora", *arguments]
+    try:
+        answer = subprocess.run(command, stdout=writer, stderr=writer, timeout=60, check=False)
+    finally:
+        os.close(writer)
+    assert answer.returncode == 141
+
+
+def test_another_broken_pipe_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(_: object) -> None:
+        raise BrokenPipeError("of a worker")
+
+    monkeypatch.setattr(cli.Tasks, "run", broken)
+    assert _main("tasks") == 1 and capsys.readouterr().err == "bayeslora: of a worker\n"
+
+
 @pytest.mark.parametrize("verb", ["convert", "models", "tasks"])
 def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert _main(verb, "--help") == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from bayeslora import cli
+from bayeslora.cli.common import print_result
 from bayeslora.methods import METHODS
 from bayeslora.models import load_model
 from bayeslora.predict.trunk import TrunkScorer
@@ -344,7 +346,9 @@ def test_a_question_without_answer_is_found_before_training(
     task = tiny.write_task(tmp_path / "task", **{split: [question(1), NO_ANSWER]})
     assert bayeslora(*options(tmp_path / "run", "--task", task)) == 2
     err = refusal(capsys)
-    assert f"{split} split" in err and "has no answer" in err and "Is it?" in err
+    assert not (tmp_path / "run").exists()
+    assert f"{split} split" in err and f"{task / split}.jsonl, line 2: item" in err
+    assert "has no answer" in err and "Is it?" in err
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
@@ -392,7 +396,7 @@ def test_truncated_data_are_refused_by_name(place: str, tmp_path: Path, capsys: 
     file.write_bytes(file.read_bytes()[:-40])
     words = ["--task", folder] if place == "own" else ["--task", "arc-easy", "--data-dir", folder.parent]
     assert bayeslora(*options(tmp_path / "run", *words)) == 2
-    assert f"{file}: is no complete gzip file" in refusal(capsys)
+    assert f"{file}: is not a complete gzip file" in refusal(capsys)
     file.write_bytes(gzip.compress(b"\xff\xfe"))
     assert bayeslora(*options(tmp_path / "run", *words)) == 2
     assert "is not UTF-8" in refusal(capsys)
@@ -432,12 +436,77 @@ def test_progress_goes_to_stderr_and_metrics_to_stdout(tmp_path: Path, capsys: p
     assert bayeslora(*(word for word in options(tmp_path) if word != "--quiet")) == 0
     out, err = capsys.readouterr()
     metrics = read_json(tmp_path / "result.json")["metrics"]
-    *table, said, place = out.splitlines()
+    about, *table, said, place = out.splitlines()
+    assert about == "test split, 8 questions; in brackets: 95 % intervals"
     assert {line.split()[0]: line.split()[1] for line in table} == {name: f"{it:.4f}" for name, it in metrics.items()}
     sure, right = (f"{metrics[name]:.0%}" for name in ("confidence", "acc"))
     assert said == f"It says it is {sure} sure on average, and is right in {right} of the answers."
     assert "training: 0 %" in err and "training: 100 %" in err and "epoch 2/2: train nll" in err
     assert str(tmp_path) in place
+
+
+def test_what_metrics_are_of_is_told_to_people_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("evaluate", tiny.finished(), "--task", tiny.task_directory(), "--split", "validation")
+    assert bayeslora(*words) == 0
+    about, *rest = capsys.readouterr().out.splitlines()
+    assert about == "validation split, 10 questions; in brackets: 95 % intervals"
+    assert bayeslora(*words, "--quiet") == 0
+    assert capsys.readouterr().out.splitlines() == rest
+    assert bayeslora(*words, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["split"] == "validation"
+
+
+def test_metrics_of_texts_are_of_texts_and_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    counts = {"test": {"texts": 1, "tokens": 2}}
+    print_result(RunResult(config={}, metrics={"nll": 1.0}, counts=counts, solutions=3))
+    assert capsys.readouterr().out == "test split, 1 text, 2 tokens, 3 written answers\nnll                1.0000\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "--model", "m", "--task", "urnss", "--out", "run"],
+        ["compare", "--model", "m", "--tasks", "urns", "urnss", "--methods", "lora", "--out", "run"],
+        ["ablate", "flow-depth", "--model", "m", "--task", "urnss", "--out", "run"],
+        ["ablate", "flow", "--model", "m", "--task", "urns", "--out", "run"],
+        ["tune", "--model", "m", "--task", "urnss", "--out", "run"],
+        ["evaluate", "RUN", "--task", "urnss"],
+        ["calibrate", "RUN", "--task", "urnss"],
+        ["cascade", "RUN", "--second", "RUN", "--task", "urnss"],
+    ],
+)
+def test_a_misspelt_name_is_told_before_anything_heavy_is_imported(words: list[str], tmp_path: Path) -> None:
+    given = [tiny.finished().as_posix() if word == "RUN" else word for word in words]
+    code = (
+        f"import sys\nfrom bayeslora.cli import main\ntry: main({given!r})\n"
+        "except SystemExit as end: print(end.code, sys.modules.keys() & {'torch', 'transformers'})"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path)
+    assert done.stdout == "2 set()\n" and not list(tmp_path.iterdir())
+    assert "unknown task 'urnss' (did you mean 'urns'?)" in done.stderr or "unknown ablation 'flow'" in done.stderr
+
+
+def test_a_misspelt_method_or_preset_is_told_before_the_model_libraries_are_imported(tmp_path: Path) -> None:
+    words = ["--model", "m", "--task", "urns", "--out", "run"]
+    code = (
+        "import sys\nfrom bayeslora.cli import main\nfor given in (['--method', 'lorra'], ['--preset', 'papre']):\n"
+        f"    try: main(['train', *{words!r}, *given])\n"
+        "    except SystemExit as end: print(end.code, sys.modules.keys() & {'transformers'})"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path)
+    assert done.stdout == "2 set()\n" * 2 and not list(tmp_path.iterdir())
+    assert "did you mean 'lora'?" in done.stderr and "did you mean 'paper'?" in done.stderr
+
+
+def test_a_finished_run_needs_its_data_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny.task_directory(), "mine")
+    words = options(tmp_path / "run", "--task", "mine")
+    assert bayeslora(*words) == 0
+    shutil.rmtree("mine")
+    assert bayeslora(*words) == 0
 
 
 def test_methods(capsys: pytest.CaptureFixture[str]) -> None:
@@ -542,7 +611,7 @@ def test_quickstart_refuses_other_settings_and_force_begins_again(
     assert err == "" and list(json.loads(out)) == ["lora", "bayesian-lora"]
     before = contents(tmp_path)
     assert bayeslora("quickstart", "--out", tmp_path, "--seed", 1, "--quiet") == 2
-    assert "seed 1 is 0 there" in refusal(capsys) and contents(tmp_path) == before
+    assert "seed is 0 there and 1 here" in refusal(capsys) and contents(tmp_path) == before
     assert bayeslora("quickstart", "--out", tmp_path, "--seed", 1, "--quiet", "--force") == 0
     out = capsys.readouterr().out
     assert "distance to truth" in out and "bayeslora predict" in out

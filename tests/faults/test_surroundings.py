@@ -123,7 +123,7 @@ def test_two_processes_on_one_place(verb: str, sources: Sources, undisturbed: di
     for code, log in zip(codes, logs, strict=True):
         if code == 2:
             said = complaint(log)
-            assert "another process" in said or "is there already" in said or "not empty" in said
+            assert "another process" in said or "exists already" in said or "not empty" in said
     assert command.outcome(out) == command.outcome(undisturbed[verb])
 
 

@@ -336,9 +336,9 @@ def test_redirections_are_told_and_not_followed(model: RemoteModel, completions:
 @pytest.mark.parametrize(
     "trouble, reason",
     [
-        (always(200, b"<html>hello</html>"), "it is no JSON: '<html>hello"),
-        (always(200, b"\xff\xfe"), "it is no JSON"),
-        (always(200, b"[" * 100_000), "it is no JSON"),
+        (always(200, b"<html>hello</html>"), "it is not JSON: '<html>hello"),
+        (always(200, b"\xff\xfe"), "it is not JSON"),
+        (always(200, b"[" * 100_000), "it is not JSON"),
         (always(200, [1]), "it has no choices"),
         (always(200, {"choices": [1]}), "it has no choices"),
         (always(200, {"choices": []}), "it has 0 choices, and one for each of 1 prompts"),

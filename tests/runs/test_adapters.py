@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM
 
 from bayeslora import BayesLoraConfig, load_model, load_run
 from bayeslora.errors import InputError
+from bayeslora.models.locate import BUILTINS, Builtin
 from bayeslora.predict.calibrate import Calibration
-from bayeslora.runs.adapters import portable_settings
+from bayeslora.runs.adapters import portable_settings, run_of_adapter
 from bayeslora.runs.directory import RunDirectory
 from tiers import some
 from train.tiny import bayeslora, contents, finished, model_directory, task_directory
@@ -134,6 +135,25 @@ def test_the_base_model_may_be_given(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert bayeslora("predict", place, *QUESTION, "--quiet") == 2
     assert "does not name its base model; give it with --model" in capsys.readouterr().err
     assert bayeslora("predict", place, *QUESTION, "--model", model_directory(), "--quiet") == 0
+
+
+def test_an_adapter_of_the_built_in_model_does_not_look_for_its_original_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It records the original's name on the hub, where the weights are others."""
+    base = Path(model_directory())
+    monkeypatch.setitem(BUILTINS, "tiny", Builtin("", "", lambda: base, lambda: base, "org/original"))
+    model = get_peft_model(load_model("tiny").model, BayesLoraConfig(r=2, target_modules=["q_proj"]))
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    assert json.loads(file.read_text())["base_model_name_or_path"] == "org/original"
+    run = load_run(tmp_path)
+    assert run.config.model == "tiny" and run.ask("Is 3 even?", ["yes", "no"]).choices == ("yes", "no")
+    for unlike in ("1:exact:0", None):  # of the original, or not known
+        file.write_text(json.dumps({**json.loads(file.read_text()), "base_fingerprint": unlike}))
+        assert run_of_adapter(RunDirectory(tmp_path)).model == "org/original"
+    monkeypatch.setitem(BUILTINS, "tiny", Builtin("", "", lambda: None, lambda: base, "org/original"))
+    assert run_of_adapter(RunDirectory(tmp_path)).model == "org/original"
 
 
 @pytest.mark.parametrize(

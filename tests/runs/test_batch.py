@@ -130,21 +130,21 @@ def test_it_goes_on_where_it_was_interrupted(
     with partial.open("a") as torn:
         torn.write('{"line": 5, "id": "q')
     assert bayeslora(*words, out, "--samples", "1") == 2
-    assert "holds answers that were made otherwise; remove it, or use --force" in capsys.readouterr().err
+    assert "holds answers made with other settings; remove it, or use --force" in capsys.readouterr().err
     for other in (("--model", model_directory()), ("--raw",)):
-        assert bayeslora(*words, out, *other) == 2 and "made otherwise" in capsys.readouterr().err
+        assert bayeslora(*words, out, *other) == 2 and "made with other settings" in capsys.readouterr().err
     calibration, times = trained / "adapter" / "calibration.json", (file.stat().st_atime_ns, file.stat().st_mtime_ns)
     calibration.write_text('{"temperature": 2.0}')
-    assert bayeslora(*words, out) == 2 and "made otherwise" in capsys.readouterr().err
+    assert bayeslora(*words, out) == 2 and "made with other settings" in capsys.readouterr().err
     calibration.unlink()
     os.utime(file)
-    assert bayeslora(*words, out) == 2 and "made otherwise" in capsys.readouterr().err
+    assert bayeslora(*words, out) == 2 and "made with other settings" in capsys.readouterr().err
     os.utime(file, ns=times)
     asked.extend([0, 0, 0])
     assert bayeslora(*words, out) == 1  # a line failed, in the first part
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     assert sorted(path.name for path in tmp_path.glob("out*")) == ["out.jsonl"]
-    assert bayeslora(*words, out) == 2 and "is there already" in capsys.readouterr().err
+    assert bayeslora(*words, out) == 2 and "exists already" in capsys.readouterr().err
     assert bayeslora(*words, out, "--force") == 1
 
 

@@ -182,7 +182,7 @@ def test_the_verb(items: tuple[Item, ...], capsys: pytest.CaptureFixture[str]) -
     with chat_server(lambda content: {"role": "assistant", "content": "A"}) as (url, bodies):
         assert bayeslora(*words, "--url", url, "--url-model", "large", "--max-questions", 3) == 0
     out = capsys.readouterr().out
-    assert "3 questions; the first model answers from confidence 1.000" in out and "passed on" in out
+    assert "3 questions; the first model answers if its confidence is at least 1.000" in out and "passed on" in out
     assert len(bodies) == 3
 
 

@@ -423,10 +423,10 @@ def test_names_of_settings_are_unique_so_that_they_can_be_flat():
 def test_differences_name_what_differs():
     mine, other = to_dict(run(seed=1)), to_dict(run(training=TrainingConfig(epochs=3)))
     assert differences(mine, mine) == []
-    assert differences(mine, other) == ["seed 1 is 0 there", "epochs None is 3 there"]
-    assert differences(mine, {**mine, "more": 1}) == ["more None is 1 there"]
+    assert differences(mine, other) == ["seed is 0 there and 1 here", "epochs is 3 there and not set here"]
+    assert differences(mine, {**mine, "more": 1}) == ["more is 1 there and not set here"]
     nested = to_dict(run(adapter=AdapterConfig(settings={"flow_depth": 0})))
-    assert differences(to_dict(run()), nested) == ["settings {} is {'flow_depth': 0} there"]
+    assert differences(to_dict(run()), nested) == ["settings is {'flow_depth': 0} there and {} here"]
 
 
 # Command line ---------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.generation.confidence import FEATURES, WrittenAnswer, feature_rows
 from bayeslora.progress import reporter
 from bayeslora.runs.free_answers import answer_metrics, calibrate_answers, with_confidence
+from bayeslora.runs.trained import TrainedModel
 from bayeslora.tasks.answers import answer_f1, exact_match
 from bayeslora.train import AdapterConfig, DataConfig, PredictionConfig, RunContext, TrainingConfig, train
 from tasks.cases import write_lines
@@ -103,7 +104,7 @@ def test_calibrating_chooses_a_threshold(run: Path, tmp_path: Path, capsys: pyte
     shutil.copytree(run, copied)
     assert bayeslora("calibrate", copied, "--coverage", 0.5, "--quiet") == 0
     out = capsys.readouterr().out
-    assert out.startswith("confidence by log_probability ") and "answers from confidence" in out
+    assert out.startswith("confidence by log_probability ") and "answers if the confidence is at least" in out
     found = Calibration.load(copied / "adapter" / "calibration.json")
     assert found.threshold is not None and not found.automatic
     trained = load_run(copied)
@@ -225,11 +226,11 @@ def test_answers_of_other_weights_or_questions_are_not_continued(
     interrupted()
     lines = (questions / "test.jsonl").read_text().splitlines(keepends=True)
     (questions / "test.jsonl").write_text("".join([*lines[1:], lines[0]]))
-    with pytest.raises(InputError, match=r"answers\.jsonl\.partial: holds answers that were made otherwise"):
+    with pytest.raises(InputError, match=r"answers\.jsonl\.partial: holds answers made with other settings"):
         evaluate(load_run(copied), str(questions), "test", out=tmp_path / "out")
     interrupted()
     train(replace(config(task), seed=1), copied, force=True)
-    with pytest.raises(InputError, match=r"answers\.jsonl\.partial: holds answers that were made otherwise"):
+    with pytest.raises(InputError, match=r"answers\.jsonl\.partial: holds answers made with other settings"):
         evaluate(load_run(copied), str(questions), "test", out=tmp_path / "out")
 
 
@@ -311,11 +312,40 @@ def test_texts_are_classified_by_their_labels(tmp_path: Path, capsys: pytest.Cap
     words = ["--text", "x", "--choice", "a"]
     assert bayeslora("predict", tmp_path / "run", *words) == 2
     assert "belong to --question" in capsys.readouterr().err
+    _check_a_file_of_texts(tmp_path, trained, capsys)
+
+
+def _check_a_file_of_texts(place: Path, trained: TrainedModel, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each is answered as it is alone, whatever its own label and its fellows; bad ones are told by their line."""
+    texts = ["the number 7", " the  number\t12", "number of the house"]
+    file = write_lines(
+        place / "texts.jsonl", [{"text": texts[0], "id": "x"}, {"text": texts[1], "label": "new"}, {"text": texts[2]}]
+    )
+    assert bayeslora("predict", place / "run", "--input", file, "--quiet") == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["line"] for line in lines] == [1, 2, 3] and lines[0]["id"] == "x"
+    for line, text in zip(lines, texts, strict=True):
+        assert bayeslora("predict", place / "run", "--text", text, "--json", "--quiet") == 0
+        alone = json.loads(capsys.readouterr().out)
+        assert line["answer"] == alone["answer"] and line["choices"] == alone["choices"]
+        for name in ("probabilities", "confidence", "entropy", "epistemic"):
+            assert line[name] == pytest.approx(alone[name])
+    assert trained.predict([{"text": texts[0]}]).probabilities[0] == pytest.approx(lines[0]["probabilities"])
+    bad = write_lines(place / "bad.jsonl", [{"text": 3}, {"text": " "}, {"question": "x?"}])
+    assert bayeslora("predict", place / "run", "--input", bad, "--quiet") == 1
+    told = [json.loads(line)["error"] for line in capsys.readouterr().out.splitlines()]
+    assert told[:2] == [
+        f"{bad}, line 1: the text cannot be used: text is no text: 3; give one with words",
+        f"{bad}, line 2: the text cannot be used: empty text; give one with words",
+    ]
+    assert "no choices" in told[2]
 
 
 def test_other_runs_cannot_classify(run: Path) -> None:
     with pytest.raises(InputError, match="was not trained to classify"):
         load_run(run).classify(["x"])
+    with pytest.raises(InputError, match="was not trained to classify"):
+        load_run(run).predict([{"text": "x"}])
 
 
 # In Python ------------------------------------------------------------------------------------------------------------

@@ -355,7 +355,7 @@ def test_an_announcement_of_another_user_is_ignored(
             patched.setattr(os, "getuid", lambda: found + 1)
             patched.setattr("bayeslora.server.announcement.directory", lambda: place)
             assert not list(announced())
-            with pytest.raises(InputError, match="is not a directory of this user alone"):
+            with pytest.raises(InputError, match="is not a private directory of this user"):
                 private_directory()
             patched.setattr("bayeslora.server.announcement._is_ours", lambda place: True)
             assert not list(announced())  # the file alone is another's
@@ -363,11 +363,11 @@ def test_an_announcement_of_another_user_is_ignored(
 
 def test_a_directory_of_others_is_not_written_to(run: Path, place: Path) -> None:
     place.mkdir(mode=0o755)
-    with pytest.raises(InputError, match=r"bayeslora: is not a directory of this user alone; remove it"):
+    with pytest.raises(InputError, match=r"bayeslora: is not a private directory of this user; remove it"):
         announcement(served(run)).write()
     place.rmdir()
     place.symlink_to(place.parent)
-    with pytest.raises(InputError, match="is not a directory of this user alone"):
+    with pytest.raises(InputError, match="is not a private directory of this user"):
         announcement(served(run)).write()
 
 
@@ -566,7 +566,10 @@ def test_a_server_serves_though_it_cannot_be_announced(run: Path, place: Path) -
         assert server.wait(60) == 0
         assert server.stderr is not None
         (line,) = server.stderr.read().splitlines()
-    assert "warning: bayeslora predict will not find this server" in line and "this user alone" in line
+    assert (
+        "warning: bayeslora predict will not find this server" in line
+        and "is not a private directory of this user" in line
+    )
 
 
 @pytest.mark.system

@@ -327,7 +327,10 @@ def test_a_port_in_use(run: Path, free_port: int, capsys: pytest.CaptureFixture[
         (["--token-file", "nowhere"], "nowhere: the token cannot be read"),
         (["--queue", 0], "queue is 0; give a finite number above 0"),
         (["--timeout", "nan"], "timeout is nan; give a finite number above 0"),
-        (["--port", 0, "--samples", 99], "samples is 99 and max-samples 16; raise that, or give --samples"),
+        (
+            ["--port", 0, "--samples", 99],
+            "samples is 99, and max-samples allows 16; raise --max-samples, or give fewer --samples",
+        ),
     ],
 )
 def test_options_that_cannot_be(
@@ -359,7 +362,7 @@ def test_other_machines_are_warned_of(
     monkeypatch.delenv("BAYESLORA_TOKEN", raising=False)
     options = ["--host", "0.0.0.0", "--port", 0, "--samples", 99, "--quiet"]
     assert bayeslora("serve", run, *options) == 2
-    assert "warning: everybody who reaches 0.0.0.0 may ask" in capsys.readouterr().err
+    assert "warning: everyone who can reach 0.0.0.0 can ask questions" in capsys.readouterr().err
     (tmp_path / "token").write_text("sesame\n")
     assert bayeslora("serve", run, *options, "--token-file", tmp_path / "token") == 2
     assert "warning" not in capsys.readouterr().err

@@ -323,7 +323,7 @@ def test_a_run_that_fails_leaves_a_gap_and_costs_nothing_else(tmp_path, monkeypa
     monkeypatch.setattr(worker, "train", failing)
     compared = compare(study(methods=("lora", "temperature", "bbb")), tmp_path / "study")
     assert len(compared.failures) == 3
-    assert any("stands on has failed" in why for why in compared.failures.values())
+    assert any("builds on has failed" in why for why in compared.failures.values())
     assert "out of luck" in compared.text and "## Failed" in compared.text
     assert [
         len(cell["runs"]) for cell in read_json(tmp_path / "study" / "table.json")["sections"]["task"].values()
@@ -460,7 +460,7 @@ def test_the_command_line_exits_with_1_if_runs_failed(tmp_path, monkeypatch, cap
     words = ["compare", "--model", model_directory(), "--tasks", task_directory(), "--out", tmp_path / "study"]
     assert bayeslora(*words, "--methods", "lora", "--seeds", 0, "--quiet") == 1
     out, err = capsys.readouterr()
-    assert "1 runs failed" in err and err.count("\n") == 1 and "ZeroDivisionError" in out
+    assert "1 run failed" in err and err.count("\n") == 1 and "ZeroDivisionError" in out
 
 
 @pytest.mark.parametrize(
@@ -509,7 +509,7 @@ def test_unknown_names_are_refused_before_anything_is_run(tmp_path):
 
 
 def test_a_directory_of_another_comparison_is_refused(done):
-    with pytest.raises(InputError, match=r"holds another run.*epochs 2 is 1 there"):
+    with pytest.raises(InputError, match=r"holds another run.*epochs is 1 there and 2 here"):
         compare(study(training=TrainingConfig(epochs=2, batch_size=6)), done)
 
 
@@ -552,7 +552,7 @@ def test_processes_that_cannot_begin_are_no_failed_runs(tmp_path, monkeypatch):
     work = [Job(study().config(task_directory(), "lora", 0), tmp_path / "run")]
     processes = pool._Processes(Settings(), 2)
     with pytest.raises(
-        InputError, match=r"could begin; put the code of your script below \"if __name__ == '__main__':"
+        InputError, match=r"could start; put the code of your script below \"if __name__ == '__main__':"
     ):
         list(processes(work))
     processes._begun.value = True

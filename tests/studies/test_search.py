@@ -191,18 +191,18 @@ def test_the_search_goes_on_with_the_epochs_of_the_best():
     ("nlls", "tried", "chosen", "said"),
     some(
         [
-            ({0.5: 3, 1: 2, 2: 1, 4: 0.5, 8: 0.7}, [0.5, 1, 2, 4, 8], 4, "×4 it is"),
+            ({0.5: 3, 1: 2, 2: 1, 4: 0.5, 8: 0.7}, [0.5, 1, 2, 4, 8], 4, "chosen: ×4"),
             (
                 {0.5: 3, 1: 2, 2: 1, 4: 0.5, 8: 0.4, 16: 0.3},
                 [0.5, 1, 2, 4, 8],
                 8,
-                "×8 it is, the largest factor that was tried",
+                "chosen: ×8, the largest factor that was tried",
             ),
-            ({0.5: 1, 1: 2, 2: 3, 0.25: 1.5}, [0.5, 1, 2, 0.25], 0.5, "×0.5 it is"),
-            ({0.5: 2, 1: 1, 2: 3}, [0.5, 1, 2], 1, "×1 it is"),
-            ({0.5: 3, 1: 2, 2: 1}, [0.5, 1, 2, 4], 2, "×2 it is"),
+            ({0.5: 1, 1: 2, 2: 3, 0.25: 1.5}, [0.5, 1, 2, 0.25], 0.5, "chosen: ×0.5"),
+            ({0.5: 2, 1: 1, 2: 3}, [0.5, 1, 2], 1, "chosen: ×1"),
+            ({0.5: 3, 1: 2, 2: 1}, [0.5, 1, 2, 4], 2, "chosen: ×2"),
         ],
-        lambda case: case[-1] not in ("×4 it is", "×1 it is", "×0.5 it is"),
+        lambda case: case[-1] not in ("chosen: ×4", "chosen: ×1", "chosen: ×0.5"),
     ),
     ids=["two steps", "as far as told", "below", "between", "failed"],
 )
@@ -221,7 +221,7 @@ def test_without_being_told_so_the_search_does_not(tmp_path, monkeypatch):
     _, record, runs, told = searched(tmp_path / "study", monkeypatch, nlls, rate_factors=(0.5, 1.0, 2.0))
     assert runs == [0.5, 1, 2] and record["chosen_rate_factors"] == {"task/lora": 2}
     assert told == [
-        "task/lora: validation nll ×0.5: 3.0000, ×1: 2.0000, ×2: 1.0000; ×2 it is, the largest factor that was tried"
+        "task/lora: validation nll ×0.5: 3.0000, ×1: 2.0000, ×2: 1.0000; chosen: ×2, the largest factor that was tried"
     ]
 
 
@@ -229,7 +229,7 @@ def test_a_search_run_that_fails_is_told_and_is_not_chosen(tmp_path, monkeypatch
     compared, record, _, told = searched(tmp_path / "study", monkeypatch, {30: 1.0}, rate_factors=(1.0, 30.0))
     assert record["chosen_rate_factors"] == {"task/lora": 30.0} and record["rate_search"]["task/lora"]["1"] is None
     assert compared.failures == {"task, lora ×1, seed 0": "ZeroDivisionError: division by zero"}
-    assert told == ["task/lora: validation nll ×1: failed, ×30: 1.0000; ×30 it is"]
+    assert told == ["task/lora: validation nll ×1: failed, ×30: 1.0000; chosen: ×30"]
 
 
 def test_without_workers_the_search_is_that_of_the_table(tmp_path, monkeypatch):

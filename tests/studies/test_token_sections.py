@@ -76,7 +76,7 @@ def test_the_table_is_made_of_the_files_of_the_runs(done: Path, place: Path) -> 
     text = (done / "table.md").read_text(encoding="utf-8")
     assert "†" not in text
     assert f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}" in text
-    assert "the 5% of tokens with the highest entropy under the lora run of the seed" in text
+    assert "the uncertain tokens are the 5% with the highest entropy under the lora run of the seed" in text
     assert r"\begin{tabular}" in (done / "table.tex").read_text(encoding="utf-8")
 
 

@@ -96,9 +96,7 @@ def test_a_script_without_a_guard_is_told_so(tmp_path):
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     study = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
-    assert study.stderr.splitlines()[-1].startswith(
-        "bayeslora.errors.InputError: no process of the workers could begin"
-    )
+    assert study.stderr.splitlines()[-1].startswith("bayeslora.errors.InputError: no worker process could start")
     assert study.stdout == "" and "__main__" in study.stderr.splitlines()[-1]
 
 

@@ -143,7 +143,7 @@ def test_a_completion_follows_its_prompt_and_ends() -> None:
     "template, message",
     [
         (None, "no chat template, which conversations need"),
-        ("{{ raise_exception('roles must alternate') }}", "refuses a conversation: roles must alternate"),
+        ("{{ raise_exception('roles must alternate') }}", "refuses it: roles must alternate"),
         ("{{ messages|length }}", "does not begin an answer with its generation prompt"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 from bayeslora.tasks import Item, Prompt, load_task, make_item, read_items, require_gold
 from bayeslora.tasks.file import read_own
 from bayeslora.tasks.rows import Malformed
+from bayeslora.wording import counted
 
 from .cases import failure, own_row, write_lines
 
@@ -147,7 +148,13 @@ def test_a_directory_with_the_name_of_a_task_is_given_as_a_path(
 def test_answers_may_be_missing_until_they_are_needed(tmp_path: Path) -> None:
     items = read_items(write_lines(tmp_path / "mine.jsonl", [own_row(), Q | {"id": "open"}])).items
     assert items[1].gold is None
-    assert failure(lambda: require_gold(items)).startswith("item 'open' has no answer")
+    told = failure(lambda: require_gold(items))
+    assert told.startswith(f"{tmp_path}/mine.jsonl, line 2: item 'open' has no answer")
+
+
+@pytest.mark.parametrize(("number", "said"), [(0, "0 questions"), (1, "1 question"), (2, "2 questions")])
+def test_numbers_of_things(number: int, said: str) -> None:
+    assert counted(number, "question") == said
 
 
 def test_paths_that_cannot_be_read(tmp_path: Path) -> None:
@@ -172,7 +179,7 @@ def test_files_with_too_little(tmp_path: Path) -> None:
     )
     few = write_lines(tmp_path / "few.jsonl", [own_row(), own_row(1)])
     assert failure(lambda: load_task(few).test) == (
-        f"{few}: 2 questions are too few to divide, test would be empty; "
+        f"{few}: has 2 questions, too few to divide: test would be empty; "
         "give at least 5 different ones, or a directory with one file per split"
     )
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from bayeslora.tasks import AnswerTask, OwnFormat, Task, find_task, load_task
+from bayeslora.tasks import AnswerTask, OwnFormat, Task, find_task, load_task, require_gold
 from bayeslora.tasks.answers import answer_f1, as_number, exact_match, same_free_answer
 from bayeslora.tasks.conversations import ConversationTask
 from bayeslora.tasks.labelled import labelled_item
@@ -145,7 +145,7 @@ def test_csv_that_cannot_be_read_names_its_line(text: str, message: str, tmp_pat
 
 def test_parquet_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "mine.parquet").write_bytes(b"PAR1 and nothing else")
-    assert "is no complete Parquet file" in failure(lambda: find_task(tmp_path / "mine.parquet"))
+    assert "is not a complete Parquet file" in failure(lambda: find_task(tmp_path / "mine.parquet"))
 
 
 # Shapes ---------------------------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def test_many_labels_have_no_letters() -> None:
 
 def test_labels_that_cannot_be(tmp_path: Path) -> None:
     one = write_lines(tmp_path / "one.jsonl", [labelled(0, label="x")] * 9)
-    assert "has 1 labels (x); give texts of at least two" in failure(lambda: load_task(one).train)
+    assert "has 1 label (x); give texts with at least two different labels" in failure(lambda: load_task(one).train)
     write_lines(tmp_path / "parts" / "train.jsonl", [labelled(k) for k in range(6)])
     write_lines(tmp_path / "parts" / "test.jsonl", [labelled(1, label="new")])
     said = failure(lambda: load_task(tmp_path / "parts").test)
@@ -314,10 +314,35 @@ def test_free_answers_are_read_with_all_that_is_accepted(tmp_path: Path) -> None
     assert made.decode(chatty.target_ids) == asked.answers[0]
     limited = task.encode_lessons("train", made, len(chatty) - 1)
     assert sum(limited.left_out.values()) + len(limited.texts) == len(task.load("train"))
-    open_question = find_task(
-        write_lines(tmp_path / "open.jsonl", [{"question": f"{k}?", "answer": None} for k in range(9)])
+
+
+def test_a_row_that_cannot_be_used_is_named_by_its_file_and_line(tmp_path: Path) -> None:
+    """Also where it is found only when an answer is needed, or when it becomes tokens."""
+    made = make_tokenizer()
+    rows = {
+        "free": [{"question": "1?", "answer": 1}, {"question": "2?", "answer": None}],
+        "labels": [{"text": "good", "label": "+"}, {"text": "bad", "label": "-"}, {"text": "so so", "label": None}],
+        "chats": [{"messages": [{"role": "assistant", "content": "?"}]}],
+    }
+    for name, given in rows.items():
+        for split in ("train", "test"):
+            write_lines(tmp_path / name / f"{split}.jsonl", given)
+    free = failure(lambda: find_task(tmp_path / "free").encode("test", made, 99))
+    assert free.startswith(f"{tmp_path}/free/test.jsonl, line 2: question ")
+    assert "has no answer; training and evaluation need one" in free
+    labels = failure(lambda: require_gold(load_task(tmp_path / "labels").test))
+    assert labels.startswith(f"{tmp_path}/labels/test.jsonl, line 3: item ")
+    assert labels.endswith("add its 'answer' or 'label': 'so so'")
+    made.chat_template = "{{ raise_exception('no') }}"
+    chats = failure(lambda: find_task(tmp_path / "chats").encode("test", made, 99))
+    assert chats.startswith(f"{tmp_path}/chats/test.jsonl, line 1: example ")
+
+
+def test_items_are_equal_wherever_they_lie(tmp_path: Path) -> None:
+    [here], [there] = (
+        load_task(write_lines(tmp_path / f"{name}/test.jsonl", [own_row()]).parent).test for name in ("here", "there")
     )
-    assert "has no answer; training and evaluation need one" in failure(lambda: open_question.encode("test", made, 99))
+    assert here == there and hash(here) == hash(there) and here.origin != there.origin
 
 
 # The hub --------------------------------------------------------------------------------------------------------------

@@ -100,17 +100,17 @@ FILES: list[tuple[str, bytes, str]] = [
     (
         "test.jsonl.gz",
         b'{"a": 1}\n',
-        "test.jsonl.gz: is no complete gzip file (Not a gzipped file (b'{\"')); get it again",
+        "test.jsonl.gz: is not a complete gzip file (Not a gzipped file (b'{\"')); get it again",
     ),
     (
         "test.jsonl.gz",
         gzip.compress(b'{"a": 1}\n' * 99, mtime=0)[:-12],
-        "test.jsonl.gz: is no complete gzip file (Compressed file",
+        "test.jsonl.gz: is not a complete gzip file (Compressed file",
     ),
     (
         "test.jsonl.gz",
         gzip.compress(b"abc" * 99, mtime=0)[:10] + b"\xff" * 40,
-        "test.jsonl.gz: is no complete gzip file (Error -3",
+        "test.jsonl.gz: is not a complete gzip file (Error -3",
     ),
 ]
 
@@ -262,7 +262,7 @@ def test_failures_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setitem(sys.modules, "datasets", Hub([{"text": "?"}]))
     assert failure(lambda: load_task("boolq").test) == (
-        "google/boolq validation, row 0: has not the expected fields (KeyError('passage')); "
+        "google/boolq validation, row 0: does not have the expected fields (KeyError('passage')); "
         "the data set has changed, so pass --data-dir with local copies"
     )
 

@@ -96,13 +96,13 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         f"{tmp_path}/blank.txt: holds no text; give a file with some"
     )
     (tmp_path / "short.txt").write_text("one line\n")
-    assert "its 1 lines are too few to divide, validation would be empty" in failure(
+    assert "has 1 line, too few to divide: validation would be empty" in failure(
         lambda: find_task(tmp_path / "short.txt").load("validation")
     )
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\xff")
     assert "is not UTF-8" in failure(lambda: find_task(tmp_path / "bad.txt").load("test"))
     (tmp_path / "torn.txt.gz").write_bytes(gzip.compress(b"text " * 99)[:20])
-    assert "is no complete gzip file" in failure(lambda: find_task(tmp_path / "torn.txt.gz").load("test"))
+    assert "is not a complete gzip file" in failure(lambda: find_task(tmp_path / "torn.txt.gz").load("test"))
     (tmp_path / "part").mkdir()
     (tmp_path / "part" / "test.txt").write_text("text\n")
     assert failure(lambda: find_task(tmp_path / "part").load("train")) == (

@@ -343,7 +343,7 @@ def test_what_cannot_be_started_from_is_refused(loras, foreign, tmp_path):
     refused("names 2 LoRAs, but method 'temperature' stands on 1", start_from=tuple(map(str, loras[:2])))
     refused("neither a finished run nor", start_from=(str(tmp_path / "nothing"),))
     trained = TrainingConfig(epochs=1, batch_size=4, learning_rate=0.01)
-    refused("was trained otherwise.*epochs 1 is 2 there", start_from=(str(loras[0]),), training=trained)
+    refused("was trained otherwise.*epochs is 2 there and 1 here", start_from=(str(loras[0]),), training=trained)
     refused(
         "has rank 2.*above ours, 1",
         start_from=(str(foreign),),

@@ -219,9 +219,9 @@ def test_a_run_from_before_a_setting_existed_is_the_same_run(done: Path, tmp_pat
     (old / "config.json").write_text(json.dumps(config))
     unaimed = replace(run_config().training, aim=0)
     assert train(run_config(training=unaimed), old) == json.loads((done / "result.json").read_text())
-    with pytest.raises(InputError, match=r"draw_layers 'last:1' is 'all' there"):
+    with pytest.raises(InputError, match=r"draw_layers is 'all' there and 'last:1' here"):
         train(run_config(training=unaimed, prediction=PredictionConfig(samples=3, draw_layers="last:1")), old)
-    with pytest.raises(InputError, match=r"aim 4 is 0 there"):
+    with pytest.raises(InputError, match=r"aim is 0 there and 4 here"):
         train(run_config(), old)
 
 
@@ -241,9 +241,9 @@ def test_a_run_to_choose_among_is_about_the_validation_split_and_never_reads_the
 @pytest.mark.parametrize(
     "changes, difference",
     [
-        ({"seed": 3}, "seed 3 is 0 there"),
-        ({"adapter": AdapterConfig(rank=4, targets=("q_proj", "v_proj"))}, "rank 4 is 2 there"),
-        ({"method": "lora"}, "method 'lora' is 'bayesian-lora' there"),
+        ({"seed": 3}, "seed is 0 there and 3 here"),
+        ({"adapter": AdapterConfig(rank=4, targets=("q_proj", "v_proj"))}, "rank is 2 there and 4 here"),
+        ({"method": "lora"}, "method is 'bayesian-lora' there and 'lora' here"),
     ],
 )
 def test_another_run_in_the_directory_is_refused_with_what_differs(

@@ -54,5 +54,5 @@ def test_outcomes_without_any_trial_to_choose():
 
 def test_that_all_trials_failed_is_no_matter_of_constraints():
     for constraints in ((), ("acc>=0.5",)):
-        assert verdict(outcome((), (), constraints=constraints)).startswith("All trials failed; mend what")
+        assert verdict(outcome((), (), constraints=constraints)).startswith("All trials failed; correct what")
     assert verdict(outcome((), (0.1, 1.0, 0.4), constraints=("acc>=0.5",))).startswith("No trial keeps acc>=0.5;")

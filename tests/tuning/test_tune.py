@@ -348,7 +348,7 @@ def test_if_everything_fails_it_is_said_why_and_tried_again(trials, tmp_path, mo
     told = (
         "all trials failed; see" if trials == 3 else "all of the first 3 trials failed, trial 0 with ZeroDivisionError"
     )
-    assert told in err and err.count("\n") == 1 and ("All trials failed; mend" in out) == (trials == 3)
+    assert told in err and err.count("\n") == 1 and ("All trials failed; correct" in out) == (trials == 3)
     assert states(tmp_path / "out") == ["failed"] * 3
     assert bayeslora(*search) == 0 and states(tmp_path / "out") == ["done"] * trials
 
@@ -401,8 +401,8 @@ def test_a_search_ends_when_everything_has_been_tried(tmp_path):
         (("--task", "arc-eesy"), "arc-eesy"),
         (("--method", "lore"), "did you mean 'lora'"),
         (("--report-split", "validation"), "report_split is not for tune"),
-        (("--rank", 4), "holds another search (rank 4 is 2 there)"),
-        (("--feasibility", "pof"), "holds another search (feasibility 'pof' is 'mc' there)"),
+        (("--rank", 4), "holds another search (rank is 2 there and 4 here)"),
+        (("--feasibility", "pof"), "holds another search (feasibility is 'mc' there and 'pof' here)"),
     ],
 )
 def test_bad_input_is_one_line_and_costs_nothing(more, advice, done, capsys):

@@ -1,7 +1,8 @@
 """The command line: only the verbs; other packages do the work.
 
 A verb is a dataclass: its fields are the options (tyro reads them) and ``run`` does the job. Exit codes: 0 done, 2 bad
-input with one line on stderr, 1 a real failure. Nothing heavy is imported before a verb runs.
+input with one line on stderr, 1 a real failure, 141 if nobody reads the output any longer. Nothing heavy is imported before a
+verb runs.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from bayeslora.cli.help_texts import plain_help
 from bayeslora.cli.lists import Methods, Models, Tasks
 from bayeslora.cli.measure import Bench
 from bayeslora.cli.parsing import one_line
+from bayeslora.cli.pipes import CLOSED_PIPE, reader_left
 from bayeslora.cli.report import Report
 from bayeslora.cli.runs import Calibrate, Compare, Evaluate, Quickstart, Train
 from bayeslora.cli.search import Tune
@@ -102,7 +104,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # paths or tyro's bullets may not fit the terminal's encoding
-    sys.exit(_run(sys.argv[1:] if arguments is None else arguments))
+    try:
+        code = _run(sys.argv[1:] if arguments is None else arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # rather than when the interpreter ends, which would report a closed pipe
+    except OSError as error:  # of writing to stdout or stderr
+        code = _failed(error)
+    sys.exit(code)
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -114,10 +122,12 @@ def _run(arguments: Sequence[str]) -> int:
         verb = parse(_with_help(arguments))
         with _hushed() if getattr(verb, "quiet", False) else contextlib.nullcontext():
             verb.run()
+    except SystemExit as end:  # after the help
+        return int(end.code or 0)
     except InputError as error:
         return _complain(error, 2)
     except (OSError, ArithmeticError, TrainingDiverged, RunsFailed) as error:
-        return _complain(error, 1)
+        return _failed(error)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
@@ -169,6 +179,12 @@ def _hushed() -> Iterator[None]:
 def _complain(error: object, code: int) -> int:
     print(f"bayeslora: {' '.join(str(error).splitlines())}", file=sys.stderr)
     return code
+
+
+def _failed(error: Exception) -> int:
+    """The exit code of a failure, which is told unless nobody reads it."""
+    left = isinstance(error, BrokenPipeError) and reader_left()
+    return CLOSED_PIPE if left else _complain(error, 1)
 
 
 def _shown_plainly(arguments: Sequence[str]) -> contextlib.AbstractContextManager[None]:

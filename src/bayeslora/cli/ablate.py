@@ -13,8 +13,10 @@ from tyro.conf import Positional
 from bayeslora.cli.common import StudyOptions, Unnamed
 from bayeslora.progress import reporter
 from bayeslora.studies.ablation import AblationStudy
-from bayeslora.studies.ablations import ABLATIONS
+from bayeslora.studies.ablations import ABLATIONS, find_ablation
+from bayeslora.tasks.registry import check_task_names
 from bayeslora.train.errors import RunsFailed
+from bayeslora.wording import counted
 
 _NAMES = "\n".join(
     [
@@ -36,11 +38,15 @@ class Ablate(StudyOptions):
 
     def run(self) -> None:
         """Run what is missing, with the table on stdout."""
+        names = tuple(ABLATIONS) if self.names == ("all",) else self.names
+        for name in names:
+            find_ablation(name)
+        check_task_names([self.study.task, *self.study.shift])
         from bayeslora.studies.ablate import ablate
 
         with reporter(quiet=self.quiet) as report:
             ablated = ablate(
-                tuple(ABLATIONS) if self.names == ("all",) else self.names,
+                names,
                 self.study,
                 self.out,
                 self.execution(report),
@@ -53,4 +59,4 @@ class Ablate(StudyOptions):
         failures = {label: it.out / "table.md" for it in ablated for label in it.failures}
         if failures:
             tables = ", ".join(map(str, dict.fromkeys(failures.values())))
-            raise RunsFailed(f"{len(failures)} runs failed, tables have gaps; see {tables}")
+            raise RunsFailed(f"{counted(len(failures), 'run')} failed, tables have gaps; see {tables}")

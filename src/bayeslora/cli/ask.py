@@ -21,6 +21,7 @@ from bayeslora.runs.config import check_samples
 from bayeslora.server.announcement import announced
 from bayeslora.server.resident import ask_resident, ensure_resident
 from bayeslora.train.errors import RunsFailed
+from bayeslora.wording import counted
 
 if TYPE_CHECKING:
     from bayeslora.predict.calibrate import Calibration
@@ -48,7 +49,8 @@ class Predict(OfDraws):
     bare: bool = False
     """Use the question as it is, without the prompt template of benchmarks: for runs trained that way, such as on urns."""
     input: Path | None = None
-    """A file of JSON lines with questions and choices, of any length; answers are JSON lines in the same order."""
+    """A file of JSON lines with questions and choices, of any length; answers are JSON lines in the same order. For runs
+    that were trained on texts with labels, a line may have a text instead."""
     output: Path | None = None
     """File for the answers to --input. If interrupted, the same command resumes. Without it answers are printed."""
     level: float = 0.9
@@ -156,7 +158,7 @@ class Predict(OfDraws):
         if answer["prediction_set"] is not None:
             held = ", ".join(answer["prediction_set"]) or "empty"
             promise = "nothing is promised for unfamiliar questions" if answer["unfamiliar"] else ""
-            print(f"prediction set: {held} ({promise or f'{self.level:.0%} of such sets hold the answer'})")
+            print(f"prediction set: {held} ({promise or f'{self.level:.0%} of such sets contain the answer'})")
 
     def _answer_file(self, source: Path) -> None:
         from bayeslora.runs.answer_file import AnswerFile
@@ -187,7 +189,7 @@ class Predict(OfDraws):
         if failed:
             raise RunsFailed(f"{source}: {failed} of {done} lines could not be answered; their answers say why")
         if self.output is not None and not (self.quiet or self.json):
-            print(f"{done} answers: {self.output}")
+            print(f"{counted(done, 'answer')}: {self.output}")
 
 
 @contextlib.contextmanager
@@ -257,7 +259,7 @@ class Generate(OfDraws):
         print(written.text)
         tokens = len(written.token_ids)
         print(
-            f"\n{tokens} tokens; per token: log-likelihood {written.log_likelihood / tokens:.2f}, uncertainty "
+            f"\n{counted(tokens, 'token')}; per token: log-likelihood {written.log_likelihood / tokens:.2f}, uncertainty "
             f"{sum(written.entropy) / tokens:.2f} nats, of which {written.mutual_information / tokens:.3f} from the weights"
         )
 

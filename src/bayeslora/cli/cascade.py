@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 from bayeslora.cli.common import DataOptions, OfDraws
 from bayeslora.errors import InputError
+from bayeslora.tasks.registry import check_task_names
+from bayeslora.wording import counted
 
 if TYPE_CHECKING:
     from bayeslora.runs.cascade import CascadeResult, Second
@@ -45,6 +47,7 @@ class Cascade(OfDraws, DataOptions):
         """Run the cascade, with the figures on stdout."""
         self._check()
         self.require_directory()
+        check_task_names([self.task])
         from bayeslora.runs.cascade import run_cascade
         from bayeslora.tasks import require_options
 
@@ -87,7 +90,9 @@ def _print(result: CascadeResult) -> None:
     def said(accuracy: float | None) -> str:
         return "none" if accuracy is None else f"{accuracy:.3f}"
 
-    print(f"{result.questions} questions; the first model answers from confidence {result.threshold:.3f}")
+    print(
+        f"{counted(result.questions, 'question')}; the first model answers if its confidence is at least {result.threshold:.3f}"
+    )
     print(f"{'answered by the first':24}{result.answered:.1%}, accuracy {said(result.first_accuracy)}")
     print(f"{'passed on':24}{1 - result.answered:.1%}, accuracy {said(result.second_accuracy)}")
     print(f"{'accuracy of the whole':24}{result.accuracy:.3f}; the first alone {result.alone:.3f}")

@@ -19,6 +19,7 @@ from bayeslora.runs.config import check_samples
 from bayeslora.runs.location import find_directory
 from bayeslora.runs.result import RunResult
 from bayeslora.server.announcement import Served
+from bayeslora.wording import counted
 
 if TYPE_CHECKING:
     from bayeslora.runs.trained import TrainedModel
@@ -164,10 +165,12 @@ def print_rows(rows: Sequence[Mapping[str, Any]], line: str, *, as_json: bool) -
         print(line.format(width=width, **row))
 
 
-def print_result(result: RunResult) -> None:
+def print_result(result: RunResult, *, quiet: bool = False) -> None:
     """Print one line per metric with its 95 % interval if there is one, and the calibrated value if there is one; then how sure
-    the model says it is, in words."""
+    the model says it is, in words. Unless ``quiet``, first say what the metrics are of."""
     shown: list[Mapping[str, Any]] = [result] if result.calibrated is None else [result, result.calibrated]
+    if not quiet:
+        print(_about(result))
     if result.calibrated is not None:
         print(f"{'':17}  {'as trained':{_WIDTH}}  calibrated")
     for name in result.metrics:
@@ -181,6 +184,16 @@ def print_result(result: RunResult) -> None:
     if result.shift is not None:
         told = ", ".join(f"{score} {value:.4f}" for score, value in result.shift.items())
         print(f"AUROC of telling these questions from the run's own: {told}")
+
+
+def _about(result: RunResult) -> str:
+    """The split and its size, and what brackets mean if there are some."""
+    counts = result.counts.get(result.split, {})
+    sizes = [counted(counts[f"{noun}s"], noun) for noun in ("question", "text", "token") if f"{noun}s" in counts]
+    if result.solutions is not None:
+        sizes.append(counted(result.solutions, "written answer"))
+    brackets = "; in brackets: 95 % intervals" if result.intervals else ""
+    return f"{', '.join([f'{result.split} split', *sizes])}{brackets}"
 
 
 _WIDTH = len("0.0000  [0.0000, 0.0000]")

@@ -13,6 +13,7 @@ from tyro.conf import Positional
 
 from bayeslora.cli.common import OfDraws, OfRun, OutputOptions
 from bayeslora.progress import reporter
+from bayeslora.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,8 @@ class Export(OfDraws):
             print((place / "manifest.json").read_text(encoding="utf-8"))
             return
         alone = manifest.adapters == (manifest.mean,)
-        print(f"{place}: {'the mean alone' if alone else f'{len(manifest.adapters)} adapters and their mean'}")
+        held = "the mean alone" if alone else f"{counted(len(manifest.adapters), 'adapter')} and their mean"
+        print(f"{place}: {held}")
         for warning in manifest.warnings:
             print(f"note: {warning}")
         for engine, command in manifest.commands.items():

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from bayeslora.cli.common import DataOptions, OfDraws, OutputOptions, StudyOptions, Unnamed, print_result
 from bayeslora.errors import InputError
 from bayeslora.progress import reporter
-from bayeslora.runs.config import Pairs, RunConfig
+from bayeslora.runs.config import Pairs, RunConfig, resolve
+from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.location import find_directory
 from bayeslora.studies.comparison import Comparison
+from bayeslora.tasks.registry import check_task_names
 from bayeslora.train.errors import RunsFailed
+from bayeslora.wording import counted
 
 if TYPE_CHECKING:
     from bayeslora.predict.calibrate import Calibration
@@ -52,6 +55,9 @@ class Train(DataOptions):
 
     def run(self) -> None:
         """Train, with progress on stderr and the metrics on stdout."""
+        if not RunDirectory(self.out).result.exists():  # a finished run needs its data no longer
+            check_task_names([self.experiment.task])
+        resolve(self.experiment)  # misspelt names are told before the libraries are imported
         if self.dry_run:
             self._estimate()
             return
@@ -73,7 +79,7 @@ class Train(DataOptions):
         if self.json:
             print(json.dumps(result, default=dict))
         else:
-            print_result(result)
+            print_result(result, quiet=self.quiet)
             print(f"adapter, predictions and result: {self.out} (bayeslora report {self.out} shows them on a page)")
 
     def _estimate(self) -> None:
@@ -107,6 +113,7 @@ class Evaluate(OfDraws, DataOptions):
     def run(self) -> None:
         """Evaluate, with the metrics on stdout."""
         self.require_directory()
+        check_task_names([self.task])
         from bayeslora.runs.evaluation import evaluate, require_free
 
         if self.out is not None:
@@ -117,7 +124,7 @@ class Evaluate(OfDraws, DataOptions):
         if self.json:
             print(json.dumps(result, default=dict))
         else:
-            print_result(result)
+            print_result(result, quiet=self.quiet)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +152,7 @@ class Calibrate(OfDraws, DataOptions):
     def run(self) -> None:
         """Calibrate, with the chosen values on stdout."""
         self.require_directory()
+        check_task_names([self.task])
         from bayeslora.predict.calibrate import Calibration
 
         kept = find_directory(self.directory).calibration
@@ -180,9 +188,10 @@ def _print_calibration(found: Calibration, warnings: Sequence[str]) -> None:
         weights = zip(found.confidence.features, found.confidence.weights, strict=True)
         print("confidence by " + ", ".join(f"{name} {weight:+.2f}" for name, weight in weights))
     if found.threshold is not None:
-        print(f"answers from confidence {found.threshold:.3f} on, for {found.target}")
+        print(f"answers if the confidence is at least {found.threshold:.3f}, for {found.target}")
+    size = [] if found.questions is None else [counted(found.questions, "question")]
+    told = ", ".join([*filter(None, (found.task, found.split)), *size])
     for name in found.before:
-        told = f"{found.task}, {found.split}, {found.questions} questions"
         print(f"{name:4}  {found.before[name]:.4f} -> {found.after[name]:.4f}  ({told})")
     for warning in warnings:
         print(f"note: {warning}")
@@ -198,6 +207,7 @@ class Compare(StudyOptions):
 
     def run(self) -> None:
         """Run what is missing, with the table on stdout."""
+        check_task_names([*self.study.tasks, *self.study.shift])
         from bayeslora.studies.compare import compare
 
         with reporter(quiet=self.quiet) as report:
@@ -208,7 +218,9 @@ class Compare(StudyOptions):
             )
         print((self.out / "table.json").read_text(encoding="utf-8") if self.json else compared.text)
         if compared.failures:
-            raise RunsFailed(f"{len(compared.failures)} runs failed, the table has gaps; see {self.out / 'table.md'}")
+            raise RunsFailed(
+                f"{counted(len(compared.failures), 'run')} failed, the table has gaps; see {self.out / 'table.md'}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from bayeslora.cli.common import StudyOptions, Unnamed, print_result
 from bayeslora.progress import reporter
+from bayeslora.runs.config import resolve
+from bayeslora.tasks.registry import check_task_names
 from bayeslora.train.errors import RunsFailed
 from bayeslora.tuning.config import Tuning
 
@@ -31,6 +33,8 @@ class Tune(StudyOptions):
 
     def run(self) -> None:
         """Search, with the table and the chosen settings on stdout."""
+        check_task_names([self.tuning.run.task])
+        resolve(self.tuning.run)
         from bayeslora.tuning.tune import tune
 
         with reporter(quiet=self.quiet) as report:
@@ -46,8 +50,8 @@ class Tune(StudyOptions):
         else:
             print(tuned.text)
             if tuned.applied is not None:
-                print(f"chosen run, test split ({self.out / 'chosen'}):")
-                print_result(tuned.applied)
+                print(f"chosen run ({self.out / 'chosen'}):")
+                print_result(tuned.applied, quiet=self.quiet)
             elif tuned.outcome.chosen is not None:
                 print(f"next: bayeslora train --config {self.out / 'chosen.json'} --out my-run")
         if tuned.outcome.chosen is None:

@@ -69,13 +69,14 @@ class Serve(OfDraws):
         listening = bind(self.host, self.port)
         if token is None and not is_local(self.host):
             print(
-                f"bayeslora: warning: everybody who reaches {self.host} may ask; give --token-file or BAYESLORA_TOKEN",
+                f"bayeslora: warning: everyone who can reach {self.host} can ask questions; give --token-file or BAYESLORA_TOKEN",
                 file=sys.stderr,
             )
         with listening, self.loaded(raw=self.raw) as trained:
             if trained.samples > self.limits.max_samples:
                 raise InputError(
-                    f"samples is {trained.samples} and max-samples {self.limits.max_samples}; raise that, or give --samples"
+                    f"samples is {trained.samples}, and max-samples allows {self.limits.max_samples}; "
+                    "raise --max-samples, or give fewer --samples"
                 )
             url, given = url_of(listening), str(self.directory)
             name = given if is_hub_id(given) else trained.directory.path.resolve().name

@@ -243,7 +243,7 @@ def _choices(body: bytes, count: int) -> list[Choice]:
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError):
-        raise Nonsense(f"it is no JSON: {body[:SHOWN].decode(errors='replace')!r}") from None
+        raise Nonsense(f"it is not JSON: {body[:SHOWN].decode(errors='replace')!r}") from None
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         raise Nonsense(f"it has no choices: {str(answer)[:SHOWN]}")

@@ -32,6 +32,7 @@ from bayeslora.studies.question_sections import is_shift, shift_columns
 from bayeslora.studies.study import task_name
 from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ
 from bayeslora.studies.token_sections import ANSWER_COLUMNS, PROBLEM_COLUMNS, TEXT_COLUMNS
+from bayeslora.wording import counted
 
 
 def comparison_report(directory: Path, out: Path) -> Report:
@@ -62,8 +63,8 @@ class _Comparison:
         usual = to_dict(Comparison(model="", tasks=("",)))
         return Report(
             "comparison",
-            f"{len(methods)} methods on {', '.join(map(task_name, study['tasks']))}",
-            f"{study['model']}, {len(seeds)} seed{'s' if len(seeds) > 1 else ''}",
+            f"{counted(len(methods), 'method')} on {', '.join(map(task_name, study['tasks']))}",
+            f"{study['model']}, {counted(len(seeds), 'seed')}",
             [
                 *(self._section(title, recorded) for title, recorded in self.sections.items()),
                 self._rates(),
@@ -138,7 +139,7 @@ class _Comparison:
         seeds = self.study.get("search_seeds", (0,))
         caption = (
             f"Validation NLL by factor of the learning rate{', and epochs,' if 'chosen_epochs' in self.record else ''} (mean of "
-            f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}), and what was chosen; — where it was not tried, or a run failed."
+            f"{counted(len(seeds), 'seed')}), and what was chosen; — where it was not tried, or a run failed."
         )
         return Section("Learning rates", [Plain("rates", head, rows, caption, frozenset(range(1, len(head))))])
 
@@ -150,7 +151,7 @@ class _Comparison:
         head = ["", "method", "seed", "ACC", "NLL", "ECE", "train", "predict"]
         caption = "Every run; ACC and ECE in per cent, times in seconds."
         if any(columns_of(recorded) == PROBLEM_COLUMNS for recorded in self.sections.values()):
-            caption += " Of problems NLL and ECE are those of the tokens of their solutions."
+            caption += " For problems, NLL and ECE are those of the tokens of their solutions."
         return Section("Single runs", [Plain("runs", head, rows, caption, frozenset(range(2, 8)))] if rows else [])
 
 
@@ -180,8 +181,8 @@ def _titles(title: str) -> tuple[str, ...]:
 def _how_to_read(columns: tuple[Column, ...]) -> str:
     if columns == TEXT_COLUMNS:
         return (
-            f"Mean ± standard deviation over seeds, nats per token, ECE in per cent; uncertain are the {UNCERTAIN:.0%} of tokens "
-            "with the highest entropy under the LoRA of the seed. The best is bold."
+            f"Mean ± standard deviation over seeds, nats per token, ECE in per cent; the uncertain tokens are the "
+            f"{UNCERTAIN:.0%} with the highest entropy under the LoRA of the seed. The best is bold."
         )
     if columns in (PROBLEM_COLUMNS, ANSWER_COLUMNS):
         return f"{HOW_TO_READ} The best is bold."

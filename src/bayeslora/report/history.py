@@ -21,12 +21,12 @@ def history_block(history: History) -> Gallery | Plain:
         }
         named |= {f"validation {name} in %": it for name, it in scores.items()}
         rows = [[name, f"{values[0]:.4f}"] for name, values in named.items()]
-        return Plain("history", ["", "at the end"], rows, "The only evaluation while it learnt.", frozenset({1}))
+        return Plain("history", ["", "at the end"], rows, "The only evaluation during training.", frozenset({1}))
     drawings = [
         Drawing(
             "training-nll",
             draw_history(epochs, nll, "NLL in nats"),
-            "Likelihood: mean NLL of what was learnt from in an epoch, and of the validation split after it.",
+            "Mean NLL of the training examples of an epoch, and of the validation split after it.",
             f"NLL over {len(epochs)} evaluations: {_ends(nll)}.",
         )
     ]

@@ -98,13 +98,13 @@ def answer_drawings(answers: Answers, calibrated: Answers | None = None) -> list
         Drawing(
             "risk-coverage",
             draw_risk_coverage({"this run": (answers.confidence, answers.correct)}),
-            f"Risk and coverage: errors among the surest answers. Area under the curve (AURC): {again['aurc']:.4f}.",
+            f"Risk and coverage: errors among the most confident answers. Area under the curve (AURC): {again['aurc']:.4f}.",
             f"Risk-coverage curve: {_risks(answers)}.",
         ),
         Drawing(
             "confidence",
             draw_confidence(answers.confidence, answers.correct),
-            "Confidence of right and of wrong answers. Wrong ones on the right were sure.",
+            "Confidence of right and of wrong answers. Wrong answers far to the right were given with high confidence.",
             f"Histogram of confidence: mean {_mean(answers.confidence, answers.correct)}.",
         ),
     ]
@@ -140,7 +140,7 @@ def _epistemic(answers: Answers) -> Drawing:
     told = f" {counts} are too few to say how well it tells them apart."
     if min(wrong.sum(), answers.correct.sum()) >= FEWEST_OF_EACH:
         auroc = metrics.auroc(answers.epistemic, wrong)
-        told = f" It tells {counts} apart with an AUROC of {auroc:.3f} (0.5: not at all)."
+        told = f" It tells {counts} apart with an AUROC of {auroc:.3f} (0.5 means not at all)."
     return Drawing(
         "epistemic",
         draw_epistemic(answers.epistemic, answers.correct),
@@ -153,7 +153,7 @@ def _risks(answers: Answers) -> str:
     shares = (
         (share, metrics.accuracy_at_coverage(answers.confidence, answers.correct, share)) for share in (0.25, 0.5, 1)
     )
-    return ", ".join(f"{1 - accuracy:.3f} wrong among the surest {share:.0%}" for share, accuracy in shares)
+    return ", ".join(f"{1 - accuracy:.3f} wrong among the most confident {share:.0%}" for share, accuracy in shares)
 
 
 def _mean(values: NDArray[Any], correct: NDArray[np.bool_]) -> str:

@@ -38,8 +38,8 @@ def quickstart_report(directory: Path, out: Path) -> Report:
         last = results[METHODS[-1]]
         count = last["counts"]["test"]["questions"]
         caption = (
-            f"On {count} urns that neither has seen; ACC and ECE in per cent. The task knows the truth: the least NLL "
-            f"that can be expected of anybody is {float(last['metrics']['truth_entropy']):.3f}. The best is bold. {INTERVALS}"
+            f"On {count} urns that neither has seen; ACC and ECE in per cent. The task knows the truth: no model can "
+            f"expect an NLL below {float(last['metrics']['truth_entropy']):.3f}. The best is bold. {INTERVALS}"
         )
         table = Methods("quickstart", make_rows(recorded, _COLUMNS), _COLUMNS, caption, bounds=bounds_of(answered))
         return Report(

@@ -18,6 +18,7 @@ from bayeslora.report.wording import card, in_words, metrics_table
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.result import RunResult
 from bayeslora.studies.study import task_name
+from bayeslora.wording import counted
 
 _CARDS = {
     "acc": "Accuracy",
@@ -75,11 +76,12 @@ class _Run:
             figures, intervals = self.calibrated, _bounds((self.result.calibrated or {}).get("intervals", {}))
         found = [card(title, name, figures, intervals) for name, title in _CARDS.items() if name in figures]
         samples = self.result.samples if self.result.samples is not None else self.config["prediction"]["samples"]
-        draws = f"{samples} weight draws where the method draws" if samples else "the posterior mean"
-        counts = shown(self.result.counts.get(self.result.split, {}).get("questions", "its"))
-        about = f"{counts} questions" if self.directory.predictions.exists() else "every token"
+        draws = f"{counted(samples, 'weight draw')} where the method draws" if samples else "the posterior mean"
+        questions = self.result.counts.get(self.result.split, {}).get("questions")
+        size = "the questions" if questions is None else counted(questions, "question")
+        about = size if self.directory.predictions.exists() else "every token"
         if self.directory.answers.exists():
-            about = f"{self.result.solutions} free answers (NLL: the tokens of the accepted ones)"
+            about = f"{counted(self.result.solutions or 0, 'free answer')} (NLL: the tokens of the accepted ones)"
         told = f"On {about} of the {self.result.split} split, averaged over {draws}."
         blocks: list[Block] = [Cards(found), Note(f"{told} Calibrated." if self.calibrated else told)]
         if self.directory.predictions.exists():
@@ -148,7 +150,7 @@ class _Run:
         blocks: list[Block] = [Columns(groups)]
         if found.before:
             rows = [[name, f"{value:.4f}", f"{found.after[name]:.4f}"] for name, value in found.before.items()]
-            caption = "On the data it was chosen on, where it looks better than it is."
+            caption = "On the data it was chosen on, which makes it look better than it is."
             blocks.append(Plain("calibration", ["metric", "before", "after"], rows, caption, frozenset({1, 2})))
             if not self.calibrated:
                 blocks.append(Note("The figures above are of the run as it was trained, before this calibration."))

@@ -22,6 +22,7 @@ from bayeslora.tuning.config import Tuning
 from bayeslora.tuning.log import Trial
 from bayeslora.tuning.outcome import SHOWN, Outcome, chosen_run, front_points, metric_bounds, verdict
 from bayeslora.tuning.space import Space
+from bayeslora.wording import counted
 
 
 def search_report(directory: Path, out: Path) -> Report:
@@ -49,7 +50,7 @@ def _report(directory: Path, outcome: Outcome, summary: Mapping[str, Any], out: 
     return Report(
         "search",
         f"Settings of {run.method} on {task_name(run.task)}",
-        f"{run.model}, {len(outcome.trials)} trials, validation split",
+        f"{run.model}, {counted(len(outcome.trials), 'trial')}, validation split",
         [
             _chosen(outcome),
             _front(outcome),
@@ -96,12 +97,13 @@ def _front(outcome: Outcome) -> Section:
     points = front_points(outcome)
     if not points:
         return Section("Front", [])
+    chosen = "none" if outcome.chosen is None else f"trial {outcome.chosen}"
     drawing = Drawing(
         "pareto",
         draw_pareto(points, outcome.hypervolumes, baseline=outcome.baseline, bounds=metric_bounds(outcome)),
         "Calibration error, NLL and accuracy on the validation split, pair by pair, and how the volume that the front dominates "
         "grew. Dashed lines are constraints.",
-        f"{len(points)} trials, {len(outcome.front)} of them on the Pareto front; trial {outcome.chosen} is chosen.",
+        f"{counted(len(points), 'trial')}, {len(outcome.front)} of them on the Pareto front; {chosen} is chosen.",
         wide=True,
     )
     return Section("Front", [Gallery([drawing])])

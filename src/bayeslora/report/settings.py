@@ -49,7 +49,10 @@ def settings_section(values: Mapping[str, Any], usual: Mapping[str, Any] | None,
     known = "● marks what is not the default;" if usual else "This version does not know the defaults;"
     return Section(
         "Settings",
-        [Note(f"Everything that decided how it came out. {known} — is not set, or the method's."), Columns(groups)],
+        [
+            Note(f"All settings that the result depends on. {known} — is not set, or left to the method."),
+            Columns(groups),
+        ],
     )
 
 

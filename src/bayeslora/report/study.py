@@ -95,7 +95,7 @@ def answer_figures(name: str, answered: Answered) -> list[Drawing]:
         Drawing(
             f"risk-coverage-{name}",
             draw_risk_coverage(answers),
-            "Risk and coverage: errors among the surest answers; lower is better.",
+            "Risk and coverage: errors among the most confident answers; lower is better.",
             f"Risk-coverage curves; areas below them: {areas}.",
         ),
         Drawing(

@@ -62,8 +62,8 @@ def _section(split: str, predictions: TokenPredictions) -> Section:
     if predictions.uncertain is None:
         blocks.append(
             Note(
-                "Which tokens are uncertain is for a LoRA to say: bayeslora evaluate RUN --reference LORA_RUN --out DIR, then a "
-                "report on DIR, shows them apart."
+                "The uncertain tokens are those that a LoRA is least sure of. To see them separately, run bayeslora evaluate RUN "
+                "--reference LORA_RUN --out DIR, then bayeslora report DIR."
             )
         )
     blocks.append(Gallery(_drawings(split, parts)))
@@ -80,8 +80,8 @@ def _table(split: str, parts: Mapping[str, TokenScores]) -> Plain:
         f"tokens-{split}",
         ["", "tokens", "NLL ↓", "Brier ↓", "ECE ↓", "ACC ↑", "entropy"],
         rows,
-        f"Every token of the {split} split, in nats per token. Uncertain are the 5 % with the highest entropy under a LoRA: most "
-        "tokens are all but certain, and these are the forks.",
+        f"Every token of the {split} split, in nats per token. The uncertain ones are the 5 % with the highest entropy under a "
+        "LoRA; most of the others are nearly certain.",
         numeric=frozenset(range(1, 7)),
     )
 
@@ -105,7 +105,7 @@ def _drawings(split: str, parts: Mapping[str, TokenScores]) -> list[Drawing]:
         Drawing(
             f"risk-coverage-{split}",
             draw_risk_coverage({name: (it.confidence, it.correct) for name, it in parts.items()}),
-            "Risk and coverage: errors among the surest tokens.",
+            "Risk and coverage: errors among the most confident tokens.",
             f"Risk-coverage curve of {', '.join(parts)}; over all tokens {1 - whole.accuracy:.3f} are wrong.",
         )
     )

@@ -22,10 +22,10 @@ MEANINGS = {
     "entropy": "mean entropy of the prediction, in nats",
     "epistemic": "the part of it that lies between the draws of the weights, in nats; little of it does not make an answer right",
     "distance_to_truth": "mean distance from the true probabilities, which this task knows",
-    "truth_entropy": "entropy of the true probabilities: the least NLL that can be expected of anybody",
+    "truth_entropy": "entropy of the true probabilities: no model can expect a lower NLL",
     "answered": "share of problems with an answer in a box",
     "f1": "word overlap of free answers with the accepted ones",
-    "auroc": "how well the confidence tells right answers from wrong ones: 0.5 is not at all",
+    "auroc": "how well the confidence tells right answers from wrong ones: 0.5 means not at all",
     "acc_at_80": "accuracy of the most confident 80 %",
     "acc_at_50": "accuracy of the most confident half",
 }

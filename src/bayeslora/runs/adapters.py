@@ -13,6 +13,7 @@ from typing import Any
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.utils import CONFIG_NAME
 
+from bayeslora.adapter.base_fingerprint import fingerprint_of
 from bayeslora.adapter.config import BayesLoraConfig
 from bayeslora.adapter.foreign import FOREIGN
 from bayeslora.adapter.holder import find_holder
@@ -21,7 +22,8 @@ from bayeslora.adapter.lora import start_from_lora
 from bayeslora.errors import InputError, first_line
 from bayeslora.methods import find_method
 from bayeslora.methods.registry import ALL
-from bayeslora.models import LoadedModel
+from bayeslora.models import LoadedModel, load_model
+from bayeslora.models.locate import BUILTINS
 from bayeslora.runs.config import AdapterConfig, RunConfig
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.location import SETTINGS
@@ -37,7 +39,7 @@ def run_of_adapter(directory: RunDirectory, model: str | None = None) -> RunConf
     ``model`` is the base model, if the adapter does not name it or it lies elsewhere.
     """
     values = _read(directory.adapter / CONFIG_NAME)
-    base = model or values.get("base_model_name_or_path")
+    base = model or _builtin_of(values) or values.get("base_model_name_or_path")
     if not base:
         raise InputError(f"{directory.path}: does not name its base model; give it with --model")
     kind, posterior = values.get("peft_type"), values.get("posterior")
@@ -56,6 +58,19 @@ def run_of_adapter(directory: RunDirectory, model: str | None = None) -> RunConf
     run = RunConfig(model=str(base), task="", method=method, adapter=adapter)
     settings = directory.path / SETTINGS
     return _with_settings(run, _read(settings), settings) if settings.exists() else run
+
+
+def _builtin_of(values: Mapping[str, Any]) -> str | None:
+    """The built-in model that an adapter was trained on, if it is installed; ``None`` for another model.
+
+    An adapter records the name that its original has on the hub, where the weights are others: the fingerprint tells.
+    """
+    name, known = values.get("base_model_name_or_path"), values.get("base_fingerprint")
+    for builtin, it in BUILTINS.items():
+        if known is not None and it.hub_id == name and it.find() is not None:
+            base = load_model(builtin, device="cpu").model
+            return builtin if fingerprint_of(base) == known else None
+    return None
 
 
 def _method_of(values: Mapping[str, Any]) -> str | None:

@@ -30,7 +30,7 @@ class AnswerFile:
         self._settings = path.with_name(f"{path.name}.partial.json")
         self._lock = FileLock(path.with_name(f"{path.name}.partial.lock"))
         if path.exists() and not force:
-            raise InputError(f"{path}: is there already; choose another file, or use --force to replace it")
+            raise InputError(f"{path}: exists already; choose another file, or use --force to replace it")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._lock.acquire(blocking=False)
@@ -41,7 +41,7 @@ class AnswerFile:
         elif self._partial.exists() and self._read_settings() != settings:
             self._unlock()
             raise InputError(
-                f"{self._partial}: holds answers that were made otherwise; remove it, or use --force to begin anew"
+                f"{self._partial}: holds answers made with other settings; remove it, or use --force to start again"
             )
         write_json(self._settings, settings)  # first: answers without settings would look like another run's
         if not self._partial.exists():

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import islice, starmap
 from pathlib import Path
 from typing import Any
 
 from bayeslora.errors import InputError
-from bayeslora.predict.questions.predictor import Predictor
 from bayeslora.runs.trained import TrainedModel
 from bayeslora.tasks import Item
-from bayeslora.tasks.file import question_item
 from bayeslora.tasks.sources import SUFFIXES, parse_object, read_lines
 from bayeslora.tasks.tables import read_table
 
@@ -35,7 +33,17 @@ class Line:
 def answer_file(trained: TrainedModel, source: Path, level: float, skip: int = 0) -> Iterator[dict[str, Any]]:
     """Yield a JSON-compatible answer for every non-blank line after the first ``skip``."""
     predictor = trained.predictor()
-    lines = (_read(number, values, source, predictor) for number, values in islice(_values(source), skip, None))
+
+    def read(number: int, values: str | Mapping[str, Any]) -> Line:
+        origin = f"{source}, line {number}"
+        try:
+            item = trained.item_of(parse_object(values, origin) if isinstance(values, str) else values)
+            predictor.encode([item])
+        except InputError as error:
+            return Line(number, error=f"{origin}: {str(error).removeprefix(f'{origin}: ')}")
+        return Line(number, item)
+
+    lines = starmap(read, islice(_values(source), skip, None))
     while chunk := list(islice(lines, CHUNK)):
         asked = [line.item for line in chunk if line.item is not None]
         answers = iter(trained.answers(trained.predict(asked), level) if asked else ())
@@ -51,13 +59,3 @@ def _values(source: Path) -> Iterator[tuple[int, str | Mapping[str, Any]]]:
     if source.name.endswith(SUFFIXES):
         return read_lines(source)
     return ((number, row.values) for number, row in enumerate(read_table(source), 1))
-
-
-def _read(number: int, values: str | Mapping[str, Any], source: Path, predictor: Predictor) -> Line:
-    origin = f"{source}, line {number}"
-    try:
-        item = question_item(parse_object(values, origin) if isinstance(values, str) else values)
-        predictor.encode([item])
-    except InputError as error:
-        return Line(number, error=f"{origin}: {str(error).removeprefix(f'{origin}: ')}")
-    return Line(number, item)

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from bayeslora.errors import InputError
 from bayeslora.number_checks import check_number
 from bayeslora.tasks import Item, require_gold
+from bayeslora.wording import counted
 
 if TYPE_CHECKING:
     from bayeslora.runs.trained import TrainedModel
@@ -80,7 +81,9 @@ def run_cascade(model: TrainedModel, items: Sequence[Item], second: Second, thre
     said = second([items[row] for row in passed]) if len(passed) else []
     second_seconds = (time.perf_counter() - start) / len(passed) if len(passed) else None
     if len(said) != len(passed):
-        raise InputError(f"the second model gave {len(said)} answers to {len(passed)} questions; give one for each")
+        raise InputError(
+            f"the second model gave {counted(len(said), 'answer')} to {counted(len(passed), 'question')}; give one for each"
+        )
     rescued = np.array([choice == gold[row] for row, choice in zip(passed, said, strict=True)], dtype=bool)
     return CascadeResult(
         questions=len(items),

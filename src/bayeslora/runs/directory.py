@@ -130,12 +130,15 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the directory against other processes inside the block."""
+        """Lock the directory against other processes inside the block. If it is made for that and nothing is written into it, it
+        is removed again."""
+        made = [place for place in (self.path, *self.path.parents) if not place.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             raise InputError(f"{self.path}: is a file, or below one; choose a directory") from error
-        lock = FileLock(self.path / ".lock")
+        file = self.path / ".lock"
+        lock = FileLock(file)
         try:
             lock.acquire(blocking=False)
         except Timeout:
@@ -143,6 +146,11 @@ class RunDirectory:
         try:
             yield
         finally:
+            if made and list(self.path.iterdir()) == [file]:
+                with suppress(OSError):  # another process has come, or a system that removes no open file
+                    file.unlink()
+                    for place in made:
+                        place.rmdir()
             lock.release()
 
     def read_config(self) -> dict[str, Any]:

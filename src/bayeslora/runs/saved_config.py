@@ -96,8 +96,14 @@ def differences(mine: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     left, right = flatten(mine), flatten(other)
     names = [*left, *(name for name in right if name not in left)]
     return [
-        f"{name} {left.get(name)!r} is {right.get(name)!r} there" for name in names if left.get(name) != right.get(name)
+        f"{name} is {_said(right.get(name))} there and {_said(left.get(name))} here"
+        for name in names
+        if left.get(name) != right.get(name)
     ]
+
+
+def _said(value: Any) -> str:
+    return "not set" if value is None else repr(value)
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,7 +56,7 @@ from bayeslora.tasks import (
 )
 from bayeslora.tasks.answers import FreeQuestion, ask_freely
 from bayeslora.tasks.file import question_item
-from bayeslora.tasks.labelled import labelled_item
+from bayeslora.tasks.labelled import labelled_item, text_item
 from bayeslora.tasks.rows import normalise
 
 if TYPE_CHECKING:
@@ -104,10 +104,15 @@ class TrainedModel:
         return self.answers(self.predict([make_item(question, choices, passage, bare=bare)]), level)[0]
 
     def predict(self, items: Sequence[Item | Mapping[str, Any]]) -> Predictions:
-        """Predictions of many questions, in their order. A question may be given as the fields of a row:
-        ``{"question": ..., "choices": [...]}``."""
-        asked = [it if isinstance(it, Item) else question_item(it) for it in items]
+        """Predictions of many questions, in their order. A question may be given as the fields of a row; see :meth:`item_of`."""
+        asked = [it if isinstance(it, Item) else self.item_of(it) for it in items]
         return self.predictor()(asked, advance=self.report.stage("predicting"))
+
+    def item_of(self, values: Mapping[str, Any]) -> Item:
+        """The question of a row: ``{"question": ..., "choices": [...]}``, or ``{"text": ...}`` for a run that classifies."""
+        if "text" in values and not {"question", "choices"} & values.keys():
+            return text_item(values, self._labels())
+        return question_item(values)
 
     def answers(self, predictions: Predictions, level: float = 0.9) -> Results[Answer]:
         """Predictions as answers, one by one, with prediction sets of this level if the run is calibrated."""
@@ -201,12 +206,17 @@ class TrainedModel:
 
     def labelled(self, texts: Sequence[str]) -> list[Item]:
         """Texts to classify, as questions whose options are the labels of the run."""
+        labels = self._labels()
+        return [labelled_item(str(number), normalise(text), labels) for number, text in enumerate(texts)]
+
+    def _labels(self) -> Sequence[str]:
+        """The labels of the run; refused if it has none."""
         labels = None if self.result is None else self.result.labels
         if labels is None:
             raise InputError(
                 "this run was not trained to classify texts; ask it a question with choices (ask, or --question with --choice)"
             )
-        return [labelled_item(str(number), normalise(text), labels) for number, text in enumerate(texts)]
+        return labels
 
     def evaluate(self, task: str | None = None, split: str = "test", data_dir: Path | None = None) -> Predictions:
         """Predictions on a split of a task with answers, by default the one it was trained on."""

@@ -146,10 +146,12 @@ def private_directory() -> Path:
     """The same directory, which is made if necessary; refuses one that others can use."""
     place = directory()
     if not hasattr(os, "getuid"):
-        raise InputError("this system has no files of one user alone, which this needs; ask bayeslora serve over HTTP")
+        raise InputError(
+            "this system has no private files, which this needs; use bayeslora serve, and ask it over HTTP"
+        )
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_ours(place) or place.lstat().st_mode & SHARED:
-        raise InputError(f"{place}: is not a directory of this user alone; remove it, and it is made anew")
+        raise InputError(f"{place}: is not a private directory of this user; remove it, and it is created again")
     return place
 
 
@@ -192,5 +194,5 @@ def _private_content(path: Path) -> bytes:
     with open(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & SHARED:
-            raise PermissionError(f"{path}: is not a file of this user alone")
+            raise PermissionError(f"{path}: is not a private file of this user")
         return file.read(MOST_BYTES)

@@ -39,6 +39,7 @@ from bayeslora.studies.runner import Runner, require_readable
 from bayeslora.studies.study import require_distinct, task_name
 from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ, StudyOutcome, Tables
 from bayeslora.tasks import load_task
+from bayeslora.wording import counted
 
 
 @dataclass
@@ -154,11 +155,13 @@ class _Ablation:
         return found
 
     def _head(self) -> str:
-        samples = "" if self.ablation.name == "samples" else f", {self.study.prediction.samples} weight draws"
+        samples = (
+            "" if self.ablation.name == "samples" else f", {counted(self.study.prediction.samples, 'weight draw')}"
+        )
         head = (
             f"Ablation {self.ablation.name}: {self.ablation.description}.\n\n"
-            f"{self.study.model}, learnt on {task_name(self.study.task)}, {len(self.seeds)} "
-            f"seed{'s' if len(self.seeds) > 1 else ''}{samples}. {HOW_TO_READ} {ABOUT_TIES} Epistemic: mean uncertainty in the "
+            f"{self.study.model}, learnt on {task_name(self.study.task)}, "
+            f"{counted(len(self.seeds), 'seed')}{samples}. {HOW_TO_READ} {ABOUT_TIES} Epistemic: mean uncertainty in the "
             "weights, in nats. Parameters: those that are trained."
         )
         return f"{head} {ABOUT_SHIFT}" if self.study.shift else head

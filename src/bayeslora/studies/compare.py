@@ -36,6 +36,7 @@ from bayeslora.studies.study import task_name
 from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ, StudyOutcome, Tables
 from bayeslora.studies.token_sections import ANSWER_COLUMNS, PROBLEM_COLUMNS, TEXT_COLUMNS, TokenSection, token_sections
 from bayeslora.tasks import Task, TokenTask, find_task
+from bayeslora.wording import counted
 
 Wanted = Mapping[tuple[str, str, int], Path]
 """Directories of all runs, by task, method and seed."""
@@ -145,7 +146,7 @@ class _Comparison:
         seeds = len(self.study.seeds)
         samples = self.study.prediction.samples
         head = (
-            f"{self.study.model}, {seeds} seed{'s' if seeds > 1 else ''}, {samples} weight draws where a method draws "
+            f"{self.study.model}, {counted(seeds, 'seed')}, {counted(samples, 'weight draw')} where a method draws "
             f"(ensembles: every member once). {HOW_TO_READ}"
         )
         if len(trials_of(self.study)) > 1:
@@ -156,8 +157,8 @@ class _Comparison:
             head += f" {ABOUT_SHIFT}"
         if TEXT_COLUMNS in columns:
             head += (
-                f" Of text: nats per token; uncertain are the {UNCERTAIN:.0%} of tokens with the highest entropy under the lora "
-                "run of the seed."
+                f" For text: nats per token; the uncertain tokens are the {UNCERTAIN:.0%} with the highest entropy under the "
+                "lora run of the seed."
             )
         return head
 
@@ -168,7 +169,7 @@ class _Comparison:
         what = f"{factors} with {epochs} epochs" if epochs else factors
         seeds = len(self.study.search_seeds)
         return (
-            f"Chosen for every task and trained method by validation NLL (mean of {seeds} seed{'s' if seeds > 1 else ''}) among "
+            f"Chosen for every task and trained method by validation NLL (mean of {counted(seeds, 'seed')}) among "
             f"factors of its learning rate: {what}."
         )
 

@@ -67,7 +67,7 @@ class Workers:
             for it in wave:
                 broken = [path for path in it.needs if path in failed]
                 if broken:
-                    note(it, f"a run that it stands on has failed: {broken[0]}")
+                    note(it, f"a run that it builds on has failed: {broken[0]}")
                 else:
                     ready.append(it)
             for it, failure in self._start(ready):
@@ -123,7 +123,7 @@ class _Processes:
         """Refuse to go on if no process could begin: each runs the script again up to its ``__main__`` guard."""
         if not self._begun.value:
             raise InputError(
-                "no process of the workers could begin; put the code of your script below \"if __name__ == '__main__':\", or use "
+                "no worker process could start; put the code of your script below \"if __name__ == '__main__':\", or use "
                 "1 worker"
             )
 

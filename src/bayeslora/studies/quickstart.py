@@ -102,7 +102,7 @@ def _describe(results: Mapping[str, RunResult], out: Path, figure: Path) -> str:
     questions = next(iter(results.values())).counts["test"]["questions"]
     run = out / "bayesian-lora"
     return f"""
-SmolLM2-135M, {questions} urns that neither method has seen (the least NLL that can be expected of anybody is {truth:.3f}).
+SmolLM2-135M, {questions} urns that neither method has seen (no model can expect an NLL below {truth:.3f}).
 Both learned the same urns, {EPOCHS} times over, each at its own learning rate and without early stopping:
 
 {metrics_table(results)}
@@ -112,5 +112,5 @@ adapters  {", ".join(str(out / method / "adapter") for method in results)}
 
 Next:
   bayeslora predict {run} --bare --question "Balls in the bag: red blue blue blue. Picked at random:" --choice red --choice blue
-  bayeslora calibrate {run} --coverage 0.5     let it keep quiet when it is not sure
+  bayeslora calibrate {run} --coverage 0.5     let it abstain when it is not sure
   bayeslora train --model smollm2 --task your-questions.jsonl --layers last:8 --cache-trunk --out my-run"""

@@ -50,7 +50,7 @@ class Runner:
         missing = [it for it in work if not _is_done(it)]
         if not work:
             return
-        self.report.say(f"{len(work)} {what}, {len(work) - len(missing)} of them done already")
+        self.report.say(f"{what}: {len(work) - len(missing)} of {len(work)} done already")
         old = [it for it in missing if RunDirectory(it.path).result.exists()]
         if self.execution.workers == 0:
             _require_none(old)

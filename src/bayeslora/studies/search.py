@@ -49,7 +49,10 @@ class Search:
         self._try(dict.fromkeys(pairs, trials), "search runs")
         for _ in range(self.study.rates_beyond):
             beyond = {pair: next_trial(nlls) for pair, nlls in self.nlls.items()}
-            self._try({pair: (trial,) for pair, trial in beyond.items() if trial is not None}, "runs beyond those")
+            self._try(
+                {pair: (trial,) for pair, trial in beyond.items() if trial is not None},
+                "runs with factors beyond those",
+            )
         for pair, nlls in self.nlls.items():
             self.runner.report.say(_told(pair, nlls))
         self.chosen = settled | {pair: best_trial(nlls) for pair, nlls in self.nlls.items()}
@@ -167,7 +170,7 @@ def _told(pair: Pair, nlls: Mapping[Trial, float]) -> str:
     tried, end = sorted({it.factor for it in nlls}), ""
     if len(tried) > 2 and best.factor in (tried[0], tried[-1]):
         end = f", the {'smallest' if best.factor == tried[0] else 'largest'} factor that was tried"
-    return f"{_name(pair)}: validation nll {shown}; {best} it is{end}"
+    return f"{_name(pair)}: validation nll {shown}; chosen: {best}{end}"
 
 
 def _validation_nll(path: Path) -> float:

@@ -20,8 +20,8 @@ ABOUT_TIES = (
     f"{DAGGER}: the paired bootstrap over questions and seeds cannot tell it from the best (p ≥ {SIGNIFICANT})."
 )
 ABOUT_SHIFT = (
-    "A → B: learnt on A, evaluated on B. AUROC: how well the uncertainty tells questions of B from those of A (0.5 is not at "
-    f"all); it has no {DAGGER}."
+    "A → B: learnt on A, evaluated on B. AUROC: how well the uncertainty tells questions of B from those of A (0.5 means not "
+    f"at all); it has no {DAGGER}."
 )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bayeslora.errors import InputError
+from bayeslora.tasks.base import FromRow
 from bayeslora.tasks.conversations import Completion, Conversation, encode_example, truncate
 from bayeslora.tasks.rows import Candidate, Malformed, checked_text, normalise, row_id, text_field
 from bayeslora.tasks.token_store import TokenStore
@@ -26,17 +27,15 @@ INSTRUCTION = "Answer briefly, with the answer alone."
 
 
 @dataclass(frozen=True, slots=True)
-class FreeQuestion:
+class FreeQuestion(FromRow):
     """A question with a free answer.
 
     Attributes:
-        id: its name in predictions.
         question: the text.
         answers: accepted answers, the first of which is learnt; none if they are not known.
         passage: a text that the question is about.
     """
 
-    id: str
     question: str
     answers: tuple[str, ...] = ()
     passage: str = ""
@@ -104,15 +103,15 @@ def encode_answer(question: FreeQuestion, tokenizer: PreTrainedTokenizerBase) ->
     """Tokens of the prompt, as ``generate`` makes them, and of the first answer with its end."""
     if not question.answers:
         raise InputError(
-            f"question {question.id!r} has no answer; training and evaluation need one, so add 'answer' to it: "
+            f"{question.named('question')} has no answer; training and evaluation need one, so add 'answer' to it: "
             f"{question.question[:60]!r}"
         )
     prompt, answer = ask_freely(question, tokenizer), question.answers[0]
     if isinstance(prompt, str):
-        [text] = encode_example(Completion(question.id, prompt, f" {answer}"), tokenizer)
+        [text] = encode_example(Completion(question.id, prompt, f" {answer}", origin=question.origin), tokenizer)
         return text
     turns = (*((message["role"], message["content"]) for message in prompt), ("assistant", answer))
-    [text] = encode_example(Conversation(question.id, turns), tokenizer)
+    [text] = encode_example(Conversation(question.id, turns, origin=question.origin), tokenizer)
     return text
 
 

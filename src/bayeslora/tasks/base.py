@@ -36,11 +36,27 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """One question.
+class FromRow:
+    """What one row of data says.
 
     Attributes:
         id: its name in predictions.
+        origin: where the row lies, for error messages: file and line. Empty for what was made otherwise.
+    """
+
+    id: str
+    origin: str = field(default="", compare=False, repr=False, kw_only=True)
+
+    def named(self, noun: str) -> str:
+        """How errors name it: by its place in the data, if it has one, and its id."""
+        return f"{self.origin}: {noun} {self.id!r}" if self.origin else f"{noun} {self.id!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Item(FromRow):
+    """One question.
+
+    Attributes:
         prompt: input of the model.
         options: continuation of the prompt for each option, with its leading space: ``" Paris"``.
         labels: the options' labels as annotated: ``A``-``E``, ``1``-``4``.
@@ -49,7 +65,6 @@ class Item:
         letter_prompt: input of the model for scoring by label, if the prompt itself shows no labels.
     """
 
-    id: str
     prompt: Prompt
     options: tuple[str, ...]
     labels: tuple[str, ...]
@@ -60,12 +75,14 @@ class Item:
     def __post_init__(self) -> None:
         n = len(self.options)
         if n == 0 or len(self.labels) != n:
-            raise InputError(f"item {self.id!r}: {n} options and {len(self.labels)} labels; give one label per option")
+            raise InputError(
+                f"{self.named('item')}: {n} options and {len(self.labels)} labels; give one label per option"
+            )
         if self.gold is not None and not 0 <= self.gold < n:
-            raise InputError(f"item {self.id!r}: gold is {self.gold}; give an index from 0 to {n - 1}, or none")
+            raise InputError(f"{self.named('item')}: gold is {self.gold}; give an index from 0 to {n - 1}, or none")
         if self.probabilities is not None and len(self.probabilities) != n:
             raise InputError(
-                f"item {self.id!r}: {n} options and {len(self.probabilities)} probabilities; give one each"
+                f"{self.named('item')}: {n} options and {len(self.probabilities)} probabilities; give one each"
             )
 
 
@@ -136,9 +153,11 @@ def require_gold(items: Iterable[Item]) -> list[int]:
     gold = []
     for item in items:
         if item.gold is None:
-            text = item.prompt.head if len(item.prompt.head) <= 60 else f"{item.prompt.head[:60]}..."
+            asked = (item.prompt.passage or item.prompt.head).strip()
+            text = asked if len(asked) <= 60 else f"{asked[:60]}..."
             raise InputError(
-                f"item {item.id!r} has no answer; training and evaluation need one, so add 'answer' to it: {text!r}"
+                f"{item.named('item')} has no answer; training and evaluation need one, so add its 'answer' or 'label': "
+                f"{text!r}"
             )
         gold.append(item.gold)
     return gold

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bayeslora.errors import InputError, first_line
+from bayeslora.tasks.base import FromRow
 from bayeslora.tasks.encode import beginning_ids, continuation_ids, plain_ids
 from bayeslora.tasks.rows import Candidate, Malformed, row_id, whole_characters
 from bayeslora.tasks.token_store import TokenStore
@@ -31,16 +32,14 @@ Turn = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class Conversation(FromRow):
     """Messages to learn from.
 
     Attributes:
-        id: of the conversation.
         turns: its messages.
         first: index of the first message that may be learnt; those before it are only read.
     """
 
-    id: str
     turns: tuple[Turn, ...]
     first: int = 0
 
@@ -51,10 +50,9 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
+class Completion(FromRow):
     """A plain text and how it goes on."""
 
-    id: str
     prompt: str
     completion: str
 
@@ -165,7 +163,7 @@ def encode_completion(example: Completion, tokenizer: PreTrainedTokenizerBase) -
     prompt = beginning_ids(tokenizer) + (plain_ids(example.prompt, tokenizer) if example.prompt else [])
     if not prompt:
         raise InputError(
-            f"example {example.id!r}: its prompt is empty, and the tokenizer begins with no token; give one"
+            f"{example.named('example')}: its prompt is empty, and the tokenizer begins with no token; give one"
         )
     ending = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
     return EncodedText(example.id, prompt, [*continuation_ids(example.completion, tokenizer), *ending])
@@ -179,12 +177,12 @@ def encode_conversation(example: Conversation, tokenizer: PreTrainedTokenizerBas
     """
     spans = []
     for k in example.learnt:
-        start = _write(example.turns[:k], tokenizer, prompting=True)
-        end = _write(example.turns[: k + 1], tokenizer)
+        start = _write(example, k, tokenizer, prompting=True)
+        end = _write(example, k + 1, tokenizer)
         if not end.startswith(start):
             raise InputError(
-                f"example {example.id!r}: the chat template does not begin an answer with its generation prompt, so what is to "
-                "be learnt cannot be told; give prompt and completion as plain texts"
+                f"{example.named('example')}: the chat template does not begin an answer with its generation prompt, so what is "
+                "to be learnt cannot be told; give prompt and completion as plain texts"
             )
         spans.append((start, end))
     if all(later.startswith(end) for (_, end), (later, _) in pairwise(spans)):
@@ -207,19 +205,19 @@ def _encode_spans(name: str, spans: Sequence[tuple[str, str]], tokenizer: PreTra
     return EncodedText(name, prompt, targets, None if all(counted) else tuple(counted))
 
 
-def _write(turns: Sequence[Turn], tokenizer: PreTrainedTokenizerBase, *, prompting: bool = False) -> str:
-    """A conversation as text, by the tokenizer's template."""
+def _write(example: Conversation, count: int, tokenizer: PreTrainedTokenizerBase, *, prompting: bool = False) -> str:
+    """The first ``count`` turns of a conversation as text, by the tokenizer's template."""
     if tokenizer.chat_template is None:
         raise InputError(
             "the model has no chat template, which conversations need; use an instruction-tuned model, or give prompt and "
             "completion as plain texts"
         )
-    messages = [{"role": role, "content": content} for role, content in turns]
+    messages = [{"role": role, "content": content} for role, content in example.turns[:count]]
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompting))
     except Exception as error:  # a template raises what it likes, as where roles do not alternate
         raise InputError(
-            f"the model's chat template refuses a conversation: {first_line(error)}; mend the data"
+            f"{example.named('example')}: the model's chat template refuses it: {first_line(error)}; correct or remove it"
         ) from error
 
 

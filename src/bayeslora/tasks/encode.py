@@ -65,11 +65,11 @@ def encode_item(
         _check_labels_shown(item, prompt)
     prompt_ids = plain_ids(prompt.text, tokenizer)
     if not prompt_ids:
-        raise InputError(f"item {item.id!r}: its prompt is empty; give it a text that the options can follow")
+        raise InputError(f"{item.named('item')}: its prompt is empty; give it a text that the options can follow")
     longest = max(map(len, option_ids))
     excess = len(prompt_ids) + longest - max_tokens
     if excess > 0:
-        prompt_ids = _cut_passage(item.id, prompt, tokenizer, excess, longest, max(max_tokens, whole))
+        prompt_ids = _cut_passage(item.named("item"), prompt, tokenizer, excess, longest, max(max_tokens, whole))
     return EncodedItem(prompt_ids + shared, [ids[len(shared) :] for ids in option_ids])
 
 
@@ -118,10 +118,10 @@ def _shared_beginning(option_ids: list[list[int]]) -> list[int]:
 def _check_option(item: Item, scoring: Scoring, text: str, tokens: int) -> None:
     if scoring == "letter" and tokens != 1:
         raise InputError(
-            f"item {item.id!r}: label {text!r} is {tokens} tokens, and scoring by letter needs one; use scoring 'text'"
+            f"{item.named('item')}: label {text!r} is {tokens} tokens, and scoring by letter needs one; use scoring 'text'"
         )
     if tokens == 0:
-        raise InputError(f"item {item.id!r}: option {text!r} has no tokens; give it a text")
+        raise InputError(f"{item.named('item')}: option {text!r} has no tokens; give it a text")
 
 
 def _check_labels_shown(item: Item, prompt: Prompt) -> None:
@@ -129,7 +129,7 @@ def _check_labels_shown(item: Item, prompt: Prompt) -> None:
     count = len(item.labels)
     if count > len(ascii_uppercase) and any(f"\n{label}. " not in prompt.text for label in item.labels):
         raise InputError(
-            f"item {item.id!r}: it has {count} options, which its prompt does not list by label, and scoring by letter needs "
+            f"{item.named('item')}: it has {count} options, which its prompt does not list by label, and scoring by letter needs "
             f"that (texts to classify have letters for at most {len(ascii_uppercase)} labels); use scoring 'text'"
         )
 
@@ -159,7 +159,7 @@ def _cut_passage(
     needed = len(ids) - len(passage) + longest
     if excess > len(passage) and needed > most:
         raise InputError(
-            f"item {name!r}: question and options need {needed} tokens without its passage, and at most {most} are "
+            f"{name}: question and options need {needed} tokens without its passage, and at most {most} are "
             "allowed; allow more or leave it out"
         )
     excess = min(excess, len(passage))
@@ -177,6 +177,6 @@ def _with_offsets(
         ids = plain_ids(prompt.text, tokenizer)
         return ids, [(0, 0)] * len(ids)
     if not tokenizer.is_fast:
-        raise InputError(f"item {name!r}: its passage is too long, and only a fast tokenizer can cut it; use one")
+        raise InputError(f"{name}: its passage is too long, and only a fast tokenizer can cut it; use one")
     encoded = tokenizer(prompt.text, add_special_tokens=False, return_offsets_mapping=True)
     return list(encoded.input_ids), list(encoded.offset_mapping)

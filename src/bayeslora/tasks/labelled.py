@@ -12,6 +12,7 @@ from typing import Any
 from bayeslora.errors import InputError
 from bayeslora.tasks.base import Item, Prompt
 from bayeslora.tasks.rows import Candidate, Malformed, Row, normalise, row_id, text_field
+from bayeslora.wording import counted
 
 MOST_LABELS = 1000
 
@@ -21,7 +22,9 @@ def label_names(rows: Iterable[Row], where: str) -> tuple[str, ...]:
     found = {name for row in rows if (name := _name(row.values.get("label"))) is not None}
     if len(found) < 2:
         seen = f" ({', '.join(found)})" if found else ""
-        raise InputError(f"{where}: has {len(found)} labels{seen}; give texts of at least two")
+        raise InputError(
+            f"{where}: has {counted(len(found), 'label')}{seen}; give texts with at least two different labels"
+        )
     if len(found) > MOST_LABELS:
         raise InputError(
             f"{where}: has {len(found)} different labels, more than {MOST_LABELS}; if they are free answers, name the fields "
@@ -42,6 +45,17 @@ def labelled_reader(names: Sequence[str]) -> Callable[[Mapping[str, Any]], Candi
         return Candidate(item, None if text else "empty text")
 
     return read
+
+
+def text_item(values: Mapping[str, Any], names: Sequence[str]) -> Item:
+    """The text of a row, to be classified by these labels; its own label is not used. Invalid texts are refused."""
+    try:
+        name, text = row_id(values), text_field(values, "text")
+        if not text:
+            raise Malformed("empty text")
+    except Malformed as error:
+        raise InputError(f"the text cannot be used: {error}; give one with words") from None
+    return labelled_item(name, text, names)
 
 
 def labelled_item(name: str, text: str, names: Sequence[str], gold: int | None = None) -> Item:

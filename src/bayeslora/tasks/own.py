@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 from bayeslora.errors import InputError, did_you_mean, first_line
 from bayeslora.tasks.answers import AnswerTask, answer_key, read_free_answer
-from bayeslora.tasks.base import SPLITS, Split, SplitName, Task
+from bayeslora.tasks.base import SPLITS, FromRow, Split, SplitName, Task
 from bayeslora.tasks.conversations import ConversationTask, example_key, read_completion, read_conversation
 from bayeslora.tasks.file import FIELDS, SHARES, read_own
 from bayeslora.tasks.labelled import label_names, labelled_reader
@@ -38,8 +38,9 @@ from bayeslora.tasks.sources import find_file
 from bayeslora.tasks.tables import TABLES, check_table, read_table
 from bayeslora.tasks.text import DocumentTask, document_key, read_document
 from bayeslora.tasks.tokens import TokenTask
+from bayeslora.wording import counted
 
-T = TypeVar("T")
+T = TypeVar("T", bound=FromRow)
 
 HELD_OUT = 0.2
 """Share of train that becomes validation where a data set of the hub has none."""
@@ -122,13 +123,13 @@ class OwnRows:
         found = Items(lambda counts: usable(rows(), read, key, counts, drop=drop))
         warn_of_left_out(where, found.left_out)
         if not found and self.whole is not None:
-            total = sum(1 for _ in self.whole())
+            total = counted(sum(1 for _ in self.whole()), noun.removesuffix("s"))
             raise InputError(
-                f"{self.name}: {total} {noun} are too few to divide, {split} would be empty; "
+                f"{self.name}: has {total}, too few to divide: {split} would be empty; "
                 "give at least 5 different ones, or a directory with one file per split"
             )
         if not found:
-            raise InputError(f"{where}: has no {noun} that can be used; give some")
+            raise InputError(f"{where}: has no {noun} that can be used; correct its rows, or give others")
         return found
 
     def _divided(self, split: SplitName, read: Reader[T], key: Callable[[T], str]) -> Callable[[], Iterable[Row]]:
@@ -211,11 +212,11 @@ def own_task(rows: OwnRows) -> Task | TokenTask[Any]:
     shape = next((it for it in SHAPES if set(it.needs) <= set(first.values)), None)
     if shape is None:
         hints = [hint for name in first.values if name not in KNOWN and (hint := did_you_mean(str(name), KNOWN))]
-        wanted = "; ".join(" and ".join(it.needs) for it in SHAPES)
+        wanted = ", or ".join(" and ".join(it.needs) for it in SHAPES)
         given = ", ".join(map(str, first.values)) or "none"
         raise InputError(
-            f"{first.origin}: its fields are {given}{''.join(hints)}, and these are needed: {wanted}; name what they are called "
-            "with --columns, such as question=query"
+            f"{first.origin}: its fields are {given}{''.join(hints)}; a row needs {wanted}; if yours have other names, map "
+            "them with --columns, such as question=query"
         )
     return shape.task(rows)
 
@@ -304,7 +305,7 @@ def _load_hub(name: str, how: OwnFormat) -> Mapping[str, Any]:
         return importlib.import_module("datasets").load_dataset(name, how.config)
     except Exception as error:  # the library raises many types; all of them mean missing data
         raise InputError(
-            f"{name}: is no file or directory here, and cannot be loaded from the hub ({first_line(error)}); check the name, "
+            f"{name}: is not a file or directory here, and cannot be loaded from the hub ({first_line(error)}); check the name, "
             "the network and --dataset-config"
         ) from error
 

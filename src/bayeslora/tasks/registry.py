@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,21 @@ def find_task(
         return text.text_task(path) if text.is_text(path) else own_task(file_rows(path, how or OwnFormat()))
     if has_hub_form(name):
         return own_task(hub_rows(name, how or OwnFormat()))
+    raise _unknown(name)
+
+
+def check_task_names(names: Iterable[str | None]) -> None:
+    """Refuse names that no task has. Nothing is read, so that a misspelt one is told before a model's libraries are imported."""
+    for name in names:
+        if name is None or name in TASKS or (name and (_looks_like_path(name) or Path(name).expanduser().exists())):
+            continue
+        if not has_hub_form(name):
+            raise _unknown(name)
+
+
+def _unknown(name: str) -> InputError:
     hint = did_you_mean(name, TASKS)
-    raise InputError(
+    return InputError(
         f"unknown task {name!r}{hint}; choose {', '.join(TASKS)}, or pass a file of rows (.jsonl, .csv, .parquet), of plain text "
         "(.txt), or a data set of the hub (org/name)"
     )

@@ -12,12 +12,12 @@ import logging
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 from bayeslora.errors import InputError
-from bayeslora.tasks.base import Item, Split
+from bayeslora.tasks.base import FromRow, Item, Split
 
 SPLIT_SEED = 2024
 """Seed of every division into splits. It is fixed, since another seed would define another benchmark."""
@@ -25,6 +25,7 @@ SPLIT_SEED = 2024
 DUPLICATE = "duplicate"
 
 T = TypeVar("T")
+Read = TypeVar("Read", bound=FromRow)
 
 _TYPOGRAPHY = str.maketrans(
     {
@@ -113,8 +114,8 @@ def clean(rows: Iterable[Row], read: Reader[Item], where: str, *, drop: bool) ->
 
 
 def clean_rows(
-    rows: Iterable[Row], read: Reader[T], key: Callable[[T], str], where: str, *, drop: bool
-) -> tuple[tuple[T, ...], dict[str, int]]:
+    rows: Iterable[Row], read: Reader[Read], key: Callable[[Read], str], where: str, *, drop: bool
+) -> tuple[tuple[Read, ...], dict[str, int]]:
     """Items of all rows, and how many rows were left out by reason.
 
     With ``drop`` (training data) malformed, flawed and repeated rows are left out; without it a row that cannot be
@@ -133,8 +134,8 @@ def warn_of_left_out(where: str, counts: Mapping[str, int]) -> None:
 
 
 def usable(
-    rows: Iterable[Row], read: Reader[T], key: Callable[[T], str], counts: Counter[str], *, drop: bool
-) -> Iterator[T]:
+    rows: Iterable[Row], read: Reader[Read], key: Callable[[Read], str], counts: Counter[str], *, drop: bool
+) -> Iterator[Read]:
     """The items of :func:`clean_rows` one by one; ``counts`` counts what is left out. Of each item only a hash is remembered."""
     seen: set[bytes] = set()
     for row in rows:
@@ -151,7 +152,7 @@ def usable(
             counts[flaw] += 1
             continue
         seen.add(content)
-        yield candidate.item
+        yield replace(candidate.item, origin=row.origin)
 
 
 class Items(Collection[T]):

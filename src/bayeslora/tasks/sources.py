@@ -99,7 +99,7 @@ def all_lines(path: Path, longest: int = LARGEST_UNPACKED) -> Iterator[str]:
         with _open(path) as file:
             yield from _bounded(file, path, longest)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: is no complete gzip file ({first_line(error)}); get it again") from error
+        raise InputError(f"{path}: is not a complete gzip file ({first_line(error)}); get it again") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: is not UTF-8 ({error.reason}); save it as UTF-8") from error
     except OSError as error:
@@ -176,6 +176,6 @@ def _hub_rows(source: Source, config: str | None, hub_row: HubRow) -> Iterator[R
             yield Row(hub_row(values, place), f"{name} {source.split}, row {index}")
         except (KeyError, IndexError, TypeError) as error:
             raise InputError(
-                f"{name} {source.split}, row {index}: has not the expected fields ({error!r}); "
+                f"{name} {source.split}, row {index}: does not have the expected fields ({error!r}); "
                 "the data set has changed, so pass --data-dir with local copies"
             ) from error

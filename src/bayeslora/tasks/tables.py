@@ -104,4 +104,4 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
                 number += 1
                 yield Row(values, f"{path}, row {number}")
     except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{path}: is no complete Parquet file ({first_line(error)}); get it again") from error
+        raise InputError(f"{path}: is not a complete Parquet file ({first_line(error)}); get it again") from error

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bayeslora.errors import InputError
-from bayeslora.tasks.base import SplitName
+from bayeslora.tasks.base import FromRow, SplitName
 from bayeslora.tasks.encode import beginning_ids
 from bayeslora.tasks.file import SHARES
 from bayeslora.tasks.rows import Candidate, Malformed, row_id, whole_characters
 from bayeslora.tasks.sources import HubPlace, Source, all_lines, check_data_dir, find_file, read_source
 from bayeslora.tasks.token_store import TokenStore
 from bayeslora.tasks.tokens import EncodedText, Lessons, TokenTask
+from bayeslora.wording import counted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,10 +57,9 @@ class TextTask(TokenTask[str]):
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class Document(FromRow):
     """One of many texts."""
 
-    id: str
     text: str
 
 
@@ -197,7 +197,7 @@ def _divide(path: Path, split: SplitName) -> str:
     part = [line for line, end in zip(lines, ends, strict=True) if bisect_right(edges, end - len(line) / 2) == wanted]
     if not part:
         raise InputError(
-            f"{path}: its {len(lines)} lines are too few to divide, {split} would be empty; give a text of more lines, or a "
-            "directory with one file per split"
+            f"{path}: has {counted(len(lines), 'line')}, too few to divide: {split} would be empty; give a text of more lines, "
+            "or a directory with one file per split"
         )
     return "".join(part)

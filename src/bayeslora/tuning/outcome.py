@@ -22,6 +22,7 @@ from bayeslora.tuning.config import OBJECTIVES, Tuning
 from bayeslora.tuning.front import Floats, hypervolume, non_dominated, reference_point
 from bayeslora.tuning.log import Trial
 from bayeslora.tuning.space import Space
+from bayeslora.wording import counted
 
 SCHEMA = 1
 SHOWN = (*OBJECTIVES, "train_seconds")
@@ -147,7 +148,7 @@ def _table(outcome: Outcome) -> str:
 def verdict(outcome: Outcome) -> str:
     """Conclusion from the trials, in a sentence."""
     if outcome.all_failed:
-        return "All trials failed; mend what their reasons say, and give the same command again."
+        return "All trials failed; correct what the reasons name, and give the same command again."
     bounds = ", ".join(f"{text} ({bound:.4g})" if "lora" in text else text for text, bound in outcome.bounds.items())
     if outcome.chosen is None:
         return f"No trial keeps {bounds}; loosen the constraints, widen the search, or give more trials."
@@ -155,8 +156,8 @@ def verdict(outcome: Outcome) -> str:
     settings = ", ".join(f"{name} {value:.4g}" for name, value in trial.values.items())
     kept = f" that keep {bounds}" if bounds else ""
     return (
-        f"{len(outcome.front)} trials are on the front, of {int(outcome.feasible.sum())}{kept} and {len(outcome.trials)} in all. "
-        f"Chosen: trial {outcome.chosen} ({settings}), which has the least NLL among them."
+        f"{counted(len(outcome.front), 'trial')} on the front, of {int(outcome.feasible.sum())}{kept} and {len(outcome.trials)} "
+        f"in all. Chosen: trial {outcome.chosen} ({settings}), which has the lowest NLL on the front."
     )
 
 

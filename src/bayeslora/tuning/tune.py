@@ -47,6 +47,7 @@ from bayeslora.tuning.log import BASELINE_RUN, Log, Trial, open_log
 from bayeslora.tuning.outcome import SHOWN, Outcome, chosen_run, describe, write_outcome
 from bayeslora.tuning.points import sobol
 from bayeslora.tuning.space import Space
+from bayeslora.wording import counted
 
 _SPARE = 64
 """Candidate points considered to find one that was not tried yet."""
@@ -190,7 +191,7 @@ class _Search:
                 f"all of the first {number} trials failed, trial 0 with {outcome.trials[0].failure}; mend that, and give the "
                 "same command again"
             )
-        self.report.say(f"choosing the next {min(self.tuning.q, missing)} of {missing} trials")
+        self.report.say(f"choosing the next {min(self.tuning.q, missing)} of {counted(missing, 'trial')}")
         return self._propose(outcome, min(self.tuning.q, missing))
 
     def _propose(self, outcome: Outcome, count: int) -> list[Trial]:
@@ -201,7 +202,7 @@ class _Search:
         try:
             points = propose(history, count, self.tuning.feasibility, seed=self.tuning.run.seed + len(x))
         except ModelFailed as error:
-            self.report.say(f"{error}; evenly spread points instead")
+            self.report.say(f"{error}; taking evenly spread points instead")
             return self._trials(self._sobol(len(x), count), "sobol")
         return self._trials(points, "model")
 
@@ -218,7 +219,9 @@ class _Search:
             values = self.space.values(point)
             other = next((it for it in map(self.space.values, (point, *spare)) if it not in tried), None)
             if other is None:
-                self.report.say(f"all settings that were looked at have been tried; the search ends after {number}")
+                self.report.say(
+                    f"all candidate settings have been tried; the search ends after {counted(number, 'trial')}"
+                )
                 break
             tried.append(other)
             new.append(Trial(number + len(new), source if other == values else "sobol", other))
