@@ -331,6 +331,8 @@ def _check_a_file_of_texts(place: Path, trained: TrainedModel, capsys: pytest.Ca
         for name in ("probabilities", "confidence", "entropy", "epistemic"):
             assert line[name] == pytest.approx(alone[name])
     assert trained.predict([{"text": texts[0]}]).probabilities[0] == pytest.approx(lines[0]["probabilities"])
+    own = {"question": "Is it even?", "choices": ["yes", "no", "both"]}
+    assert trained.predict([{**own, "text": texts[0]}]).probabilities.shape == (1, 3)  # a question with its own choices
     bad = write_lines(place / "bad.jsonl", [{"text": 3}, {"text": " "}, {"question": "x?"}])
     assert bayeslora("predict", place / "run", "--input", bad, "--quiet") == 1
     told = [json.loads(line)["error"] for line in capsys.readouterr().out.splitlines()]
