@@ -487,6 +487,7 @@ def test_a_misspelt_name_is_told_before_anything_heavy_is_imported(words: list[s
     assert "unknown task 'urnss' (did you mean 'urns'?)" in done.stderr or "unknown ablation 'flow'" in done.stderr
 
 
+@pytest.mark.system
 def test_a_misspelt_method_or_preset_is_told_before_the_model_libraries_are_imported(tmp_path: Path) -> None:
     words = ["--model", "m", "--task", "urns", "--out", "run"]
     code = (
