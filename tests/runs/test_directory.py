@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,17 @@ def test_one_that_was_there_stays(tmp_path: Path) -> None:
 def test_so_does_one_with_something_in_it(tmp_path: Path) -> None:
     refused(tmp_path / "run", written="config.json")
     assert (tmp_path / "run" / "config.json").exists()
+
+
+def fail_without_directory(place: Path) -> None:
+    with RunDirectory(place).locked():
+        shutil.rmtree(place)
+        raise InputError("bad")
+
+
+def test_an_error_is_told_though_the_directory_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="bad"):
+        fail_without_directory(tmp_path / "run")
 
 
 def test_it_can_be_locked_again_after_it_was_removed(tmp_path: Path) -> None:

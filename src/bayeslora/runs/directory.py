@@ -146,8 +146,8 @@ class RunDirectory:
         try:
             yield
         finally:
-            if made and list(self.path.iterdir()) == [file]:
-                with suppress(OSError):  # another process has come, or a system that removes no open file
+            with suppress(OSError):  # it is gone, another process has come, or a system that removes no open file
+                if made and list(self.path.iterdir()) == [file]:
                     file.unlink()
                     for place in made:
                         place.rmdir()
