@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from bayeslora.figures import reliability_figure
 from bayeslora.models import load_model
@@ -22,9 +21,6 @@ from bayeslora.runs.result import RunResult
 from bayeslora.train.run import RunContext, train
 
 METHODS = ("lora", "bayesian-lora")
-PRESETS = {"lora": "default", "bayesian-lora": "inducing"}
-SETTINGS: dict[str, dict[str, Any]] = {"lora": {}, "bayesian-lora": {"init_sd_u": 0.1}}
-"""The posterior starts wide, which is necessary for many epochs on few questions without early stopping."""
 EPOCHS = 12
 COLUMNS = {"acc": "ACC", "nll": "NLL", "ece": "ECE", "distance_to_truth": "distance to truth"}
 
@@ -39,7 +35,7 @@ class Quickstart:
 
 
 def quickstart_config(method: str, seed: int) -> RunConfig:
-    """The run of one method, at its own learning rate; all else is the same for both.
+    """The run of one method with its defaults; all else is the same for both.
 
     Many passes over few questions without early stopping are a typical cause of overconfident models.
     """
@@ -47,9 +43,8 @@ def quickstart_config(method: str, seed: int) -> RunConfig:
         model="smollm2",
         task="urns",
         method=method,
-        preset=PRESETS[method],
         seed=seed,
-        adapter=AdapterConfig(layers="last:8", settings=SETTINGS[method]),
+        adapter=AdapterConfig(layers="last:8"),
         training=TrainingConfig(
             epochs=EPOCHS,
             batch_size=8,
