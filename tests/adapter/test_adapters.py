@@ -300,6 +300,40 @@ def test_adapters_may_target_different_layers():
     assert not torch.equal(both, logits(model))
 
 
+def test_after_deleting_the_active_adapter_all_layers_use_the_same_other_one():
+    model = adapted(target_modules=["k_proj", "q_proj"])
+    model.add_adapter("one", config(target_modules=["k_proj"], seed=2))
+    model.add_adapter("two", config(target_modules=["q_proj"], seed=3))
+    model.set_adapter("one")
+    expected = logits(model)
+    model.set_adapter("default")
+    model.delete_adapter("default")
+    assert model.active_adapters == ["one"] and torch.equal(logits(model), expected)
+    assert model.get_model_status().active_adapters == ["one"]
+    model.delete_adapter("two")
+    assert torch.equal(logits(model), expected)
+
+
+def test_transformers_chooses_the_same_other_one_in_all_layers_too():
+    model = base_model()
+    for name, targets in {"all": ["k_proj", "q_proj"], "one": ["k_proj"], "two": ["q_proj"]}.items():
+        model.add_adapter(config(target_modules=targets), name)
+    model.eval().set_adapter("one")
+    expected = logits(model)
+    model.set_adapter("all")
+    model.delete_adapter("all")
+    assert torch.equal(logits(model), expected)
+
+
+def test_an_adapter_that_is_added_while_adapters_are_disabled_is_disabled_too():
+    model = adapted(target_modules=["q_proj"])
+    with model.disable_adapter():
+        model.add_adapter("other", config(target_modules=["k_proj"], seed=2))
+        model.set_adapter("other")
+        assert torch.equal(logits(model), logits(base_model()))
+    assert not torch.equal(logits(model), logits(base_model()))
+
+
 def test_base_model_is_frozen_and_only_the_posterior_trains():
     model = adapted()
     trainable = {name for name, p in model.named_parameters() if p.requires_grad}

@@ -185,6 +185,18 @@ def test_stop_texts_end_single_rows():
             assert got.token_ids == want.token_ids and len(got.entropy) == len(got.token_ids)
 
 
+def test_a_stop_text_does_not_begin_in_the_prompt():
+    model = writer()
+    whole = generate(model, TOKENIZER, PROMPTS, Writing(max_new_tokens=6))
+    stop = PROMPTS[0][-1] + whole[0].text[:2]
+    assert not any(stop in got.text for got in whole)
+    settings = Writing(max_new_tokens=6, stop=(stop,))
+    assert [it.token_ids for it in generate(model, TOKENIZER, PROMPTS, settings)] == [it.token_ids for it in whole]
+    assert generate_apart(model, TOKENIZER, PROMPTS[0], settings, samples=1) == generate_apart(
+        model, TOKENIZER, PROMPTS[0], Writing(max_new_tokens=6), samples=1
+    )
+
+
 def test_the_end_token_ends_a_row_and_belongs_to_it():
     model = writer()
     (whole,) = generate(model, TOKENIZER, PROMPTS[:1], Writing(max_new_tokens=6))

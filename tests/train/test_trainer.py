@@ -392,6 +392,17 @@ def test_trl_trains_every_parameter(tmp_path, targets, given):
     assert log["kl_conditional"] > 0 and log["kl_inducing"] > 0 and log["nll"] > 0
 
 
+def test_a_loss_of_trl_that_would_be_replaced_by_another_is_refused(tmp_path):
+    trl = pytest.importorskip("trl")
+    from bayeslora.train import BayesLoraSFTTrainer as Ours
+
+    args = trl.SFTConfig(output_dir=str(tmp_path), loss_type="dft", report_to=[], use_cpu=True, bf16=False)
+    rows = datasets.Dataset.from_dict({"input_ids": tokens(batch=8).tolist()})
+    with pytest.raises(ValueError, match=r"loss_type is 'dft'.* leave lm_head out of target_modules"):
+        Ours(adapted(target_modules=["lm_head"]), args=args, train_dataset=rows, processing_class=tokenizer())
+    Ours(adapted(target_modules=["q_proj"]), args=args, train_dataset=rows, processing_class=tokenizer())
+
+
 def test_a_dataset_without_length_is_refused(tmp_path):
     class Endless(torch.utils.data.IterableDataset):
         def __iter__(self):

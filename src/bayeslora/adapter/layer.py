@@ -50,6 +50,12 @@ class BayesLoraLinear(TunerModule):
         for settings in (self.r, self.scaling, self.dropout):
             settings.pop(adapter_name, None)
 
+    def delete_adapter(self, adapter_name: str) -> None:
+        """Delete an adapter. If it was active, the holder chooses another one for all layers, which need not have the same."""
+        self.holder.delete_adapter(adapter_name)
+        self.leave(adapter_name)
+        self._active_adapter = self.holder.active_adapters
+
     def shape(self, adapter_name: str) -> LayerShape:
         """Shape of this layer, for the posterior of an adapter."""
         return LayerShape(self.name, self.out_features, self.in_features, self.r[adapter_name])
@@ -63,10 +69,11 @@ class BayesLoraLinear(TunerModule):
                 "Length of `adapter_names` should be the same as the number of inputs, but got "
                 f"{len(adapter_names)} and {len(x)} respectively."
             )
-        if self.disable_adapters and self.merged:
+        disabled = self.disable_adapters or self.holder.disable_adapters  # it may have joined while they were disabled
+        if disabled and self.merged:
             self.unmerge()
         result = self.base_layer(x, *args, **kwargs)
-        if self.disable_adapters or self.merged:
+        if disabled or self.merged:
             return result
         if self.quantization_backend is not None:
             result = self.quantization_backend.maybe_clone_base_result(result)

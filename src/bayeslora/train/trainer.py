@@ -74,6 +74,7 @@ class BayesLoraTrainerMixin(_Base):
             super().__init__(model, *args, **kwargs)
         restore_full_precision(self.model)
         _require_gradients_of_adam(self.model)
+        _require_own_loss(self.model, self.args)
         self.add_callback(_Steps())
         self.add_callback(_Start(self._aim))
         self.add_callback(ReplaceFailedComponents(self))
@@ -249,6 +250,16 @@ def _require_gradients_of_adam(model: nn.Module) -> None:
     holder = find_holder(model)
     if any(isinstance(holder.posterior(name), IvonPosterior) for name in holder.active):
         raise ValueError("posterior 'ivon' is trained by steps of its own; use bayeslora train --method ivon")
+
+
+def _require_own_loss(model: nn.Module, args: Any) -> None:
+    """Refuse another loss of TRL where that of ``Trainer`` takes its place."""
+    given = getattr(args, "loss_type", None)
+    if given == "dft" and _adapted_head(model) is not None:
+        raise ValueError(
+            f"loss_type is {given!r}, which TRL does not compute with an adapter on the output head; leave lm_head out of "
+            "target_modules, or use loss_type='nll'"
+        )
 
 
 def _counted(loss: Tensor, labels: Tensor | None) -> Tensor:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
-from transformers import GenerationConfig
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from bayeslora.adapter.base import find_any_holder
 from bayeslora.adapter.lean_layers import lean_predictions
@@ -94,7 +94,7 @@ class Writing:
         limits = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k, "min_p": self.min_p}
         drawn = {"do_sample": True, **limits}
         chosen = {"do_sample": False, **dict.fromkeys(limits)}
-        ends = {"stop_strings": list(self.stop), "tokenizer": tokenizer} if self.stop else {}
+        ends = {"stopping_criteria": StoppingCriteriaList([_StopTexts(self.stop, tokenizer)])} if self.stop else {}
         bias = {"sequence_bias": [[[token], bias] for token, bias in self.logit_bias]} if self.logit_bias else {}
         return {
             "max_new_tokens": self.max_new_tokens,
@@ -104,6 +104,22 @@ class Writing:
             **ends,
             **bias,
         }
+
+
+class _StopTexts(StoppingCriteria):
+    """Ends a row once its new text holds a stop text. The ``stop_strings`` of transformers may begin in the prompt."""
+
+    def __init__(self, stop: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:
+        self._stop, self._tokenizer = stop, tokenizer
+        self._prompt: int | None = None
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Any:
+        """Whether each row has ended, after every new token."""
+        if self._prompt is None:
+            self._prompt = input_ids.shape[1] - 1
+        rows = input_ids[:, self._prompt :].tolist()
+        ended = [has_ended(row, set(), self._stop, self._tokenizer) for row in rows]
+        return torch.tensor(ended, device=input_ids.device)
 
 
 @torch.no_grad()
