@@ -6,9 +6,10 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Any
 
 import torch
@@ -104,6 +105,29 @@ def serving(completions: Completions) -> Iterator[str]:
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def dripping(start: bytes) -> Iterator[str]:
+    """The url of a server that answers with ``start`` and then a byte every 50 ms, for some seconds."""
+
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError):  # the client has gone
+                self.request.sendall(start)
+                for _ in range(100):
+                    time.sleep(0.05)
+                    self.request.sendall(b"H")
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads, server.block_on_close = True, False
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
         finally:
             server.shutdown()
             thread.join()

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from email.message import Message
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
 
 import numpy as np
 import pytest
@@ -24,7 +21,7 @@ from bayeslora.runs.trained import TrainedModel
 from bayeslora.tasks import load_task
 from bayeslora.train import AdapterConfig, DataConfig
 from remote.conftest import SAMPLES, random_run
-from remote.server import Completions, Reply, Trouble, always, at_first, changed, serving, slow
+from remote.server import Completions, Reply, Trouble, always, at_first, changed, dripping, serving, slow
 from train import tiny
 from train.tiny import read_json
 
@@ -291,20 +288,26 @@ def test_a_server_that_never_answers(url: str, export: Path, completions: Comple
     assert "no answer within 0.1 s" in failure(OSError, RemoteModel(url, export, timeout=0.1, retries=1))
 
 
-class Dripping(io.BytesIO):
-    """A body without an end."""
-
-    length = None
-
-    def read1(self, size: int | None = -1) -> bytes:
-        return b" "
+HEAD = b"HTTP/1.1 200 OK\r\nX-Long: "
+ENDLESS = b"HTTP/1.1 %d Busy\r\nContent-Length: 100000\r\n\r\n"
 
 
-def test_an_answer_that_drips_is_not_waited_for() -> None:
-    with pytest.raises(TimeoutError):
-        endpoint._read(Dripping(), time.monotonic() + 0.02, 2**60)
-    error = HTTPError("http://here", 503, "Busy", Message(), Dripping())
-    assert str(endpoint._http_failure(error, time.monotonic() + 0.02)) == "HTTP 503 Busy"
+@pytest.mark.parametrize(
+    "start, said",
+    [
+        (b"", "no answer within 0.4 s"),
+        (HEAD, "no answer within 0.4 s"),
+        (ENDLESS % 200, "no answer within 0.4 s"),
+        (ENDLESS % 503, "HTTP 503 Busy"),
+    ],
+    ids=["status", "header", "body", "error"],
+)
+def test_an_answer_that_drips_is_not_waited_for(start: bytes, said: str) -> None:
+    with dripping(start) as url:
+        began = time.monotonic()
+        with pytest.raises(OSError, match=said):
+            Endpoint(url, timeout=0.4, retries=0).chat("m", [], 1)
+    assert 0.3 < time.monotonic() - began < 3
 
 
 def test_an_unknown_model_is_told_and_not_tried_again(

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from bayeslora import BayesLoraConfig, load_model, load_run
 from bayeslora.errors import InputError
+from bayeslora.models import load as loading
 from bayeslora.models.locate import BUILTINS, Builtin
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.runs.adapters import portable_settings, run_of_adapter
@@ -137,6 +138,16 @@ def test_the_base_model_may_be_given(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert bayeslora("predict", place, *QUESTION, "--model", model_directory(), "--quiet") == 0
 
 
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of models whose weights are loaded from now on."""
+    found: list[str] = []
+    load = loading._load_weights
+    monkeypatch.setattr(
+        loading, "_load_weights", lambda request, config: (found.append(request.name), load(request, config))[1]
+    )
+    return found
+
+
 def test_an_adapter_of_the_built_in_model_does_not_look_for_its_original_on_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,13 +158,33 @@ def test_an_adapter_of_the_built_in_model_does_not_look_for_its_original_on_the_
     model.save_pretrained(tmp_path)
     file = tmp_path / "adapter_config.json"
     assert json.loads(file.read_text())["base_model_name_or_path"] == "org/original"
+    loads = counted(monkeypatch)
     run = load_run(tmp_path)
-    assert run.config.model == "tiny" and run.ask("Is 3 even?", ["yes", "no"]).choices == ("yes", "no")
+    assert (
+        loads == ["tiny"]
+        and run.config.model == "tiny"
+        and run.ask("Is 3 even?", ["yes", "no"]).choices == ("yes", "no")
+    )
     for unlike in ("1:exact:0", None):  # of the original, or not known
         file.write_text(json.dumps({**json.loads(file.read_text()), "base_fingerprint": unlike}))
         assert run_of_adapter(RunDirectory(tmp_path)).model == "org/original"
     monkeypatch.setitem(BUILTINS, "tiny", Builtin("", "", lambda: None, lambda: base, "org/original"))
     assert run_of_adapter(RunDirectory(tmp_path)).model == "org/original"
+
+
+def test_an_exported_lora_of_the_built_in_model_does_not_look_for_its_original_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = Path(model_directory())
+    monkeypatch.setitem(BUILTINS, "tiny", Builtin("", "", lambda: base, lambda: base, "org/original"))
+    model = get_peft_model(load_model("tiny").model, BayesLoraConfig(r=2, target_modules=["q_proj"]))
+    model.base_model.export_samples(1, tmp_path)
+    for place in (tmp_path / "mean", tmp_path / "sample-000"):
+        assert json.loads((place / "adapter_config.json").read_text())["base_model_name_or_path"] == "org/original"
+        assert load_run(place).config.model == "tiny"
+    file = tmp_path / "mean/adapter_model.safetensors"
+    save_file(load_file(file), file)  # as PEFT would: of the original, for all that is known
+    assert run_of_adapter(RunDirectory(tmp_path / "mean")).model == "org/original"
 
 
 @pytest.mark.parametrize(

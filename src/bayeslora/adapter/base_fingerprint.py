@@ -7,8 +7,11 @@ float16 gives other numbers, so float16 models are compared only with each other
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 NUMBERS = 8
@@ -20,16 +23,26 @@ VERSION = 1
 
 def fingerprint_of(base: nn.Module) -> str | None:
     """The fingerprint of a model without adapters, such as ``1:exact:6f0c...``; ``None`` if its weights cannot be read."""
-    weights = dict(sorted(base.named_parameters()))
+    weights = dict(base.named_parameters())
+    half = any(weight.dtype == torch.float16 for weight in weights.values())
+    return _fingerprint(weights, "half" if half else "exact")
+
+
+def fingerprint_of_files(directory: Path) -> str | None:
+    """The fingerprint that the model in a directory has in float32 and bfloat16; its weights are not read as a whole."""
+    files = sorted(directory.glob("*.safetensors"))
+    return _fingerprint({name: weight for file in files for name, weight in load_file(file).items()}, "exact")
+
+
+def _fingerprint(weights: Mapping[str, Tensor], rounding: str) -> str | None:
     if not weights or not all(_readable(weight) for weight in weights.values()):
         return None
     digest = hashlib.sha256()
-    for name, weight in weights.items():
+    for name, weight in sorted(weights.items()):
         digest.update(f"{name} {tuple(weight.shape)};".encode())
     device = next(iter(weights.values())).device
-    numbers = torch.cat([_some(weight).to(device, non_blocking=True) for weight in weights.values()])
+    numbers = torch.cat([_some(weight).to(device, non_blocking=True) for _, weight in sorted(weights.items())])
     digest.update(numbers.cpu().view(torch.int16).numpy().tobytes())
-    rounding = "half" if any(weight.dtype == torch.float16 for weight in weights.values()) else "exact"
     return f"{VERSION}:{rounding}:{digest.hexdigest()[:32]}"
 
 

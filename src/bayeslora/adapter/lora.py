@@ -28,6 +28,9 @@ from bayeslora.posterior import Factors, PointPosterior, Posterior
 CHANGING_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Values of PEFT's ``init_lora_weights`` with which the base model's weights are changed, too; some have more behind them."""
 
+FINGERPRINT = "base_fingerprint"
+"""Where the weights of an exported LoRA tell the fingerprint of its base model, which PEFT's settings have no place for."""
+
 SERVED_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that a vLLM server can be configured with."""
 
@@ -214,7 +217,8 @@ def _write(
     tensors = dict(_lora_tensors(factors, layers, adapter, rank))
     require_finite(tensors, f"{directory.name} of adapter {adapter!r}")
     directory.mkdir(parents=True)
-    save_file(tensors, str(directory / "adapter_model.safetensors"), metadata={"format": "pt"})
+    known = {} if config.base_fingerprint is None else {FINGERPRINT: config.base_fingerprint}
+    save_file(tensors, str(directory / "adapter_model.safetensors"), metadata={"format": "pt", **known})
     LoraConfig(
         r=rank,
         lora_alpha=rank,

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from bayeslora.errors import InputError
 from bayeslora.number_checks import check_count, check_number
+from bayeslora.remote.opener import OPENER
 from bayeslora.remote.requests import Choice, Nonsense, Request, T
 
 Result = TypeVar("Result")
@@ -60,7 +61,7 @@ class Endpoint:
     Attributes:
         url: of the server.
         api_key: sent as a bearer token.
-        timeout: seconds to wait for the server in an attempt, and for the whole of its answer.
+        timeout: seconds to wait for the server in an attempt, and for the whole of its answer with its headers.
         retries: maximum retries after temporary failures.
     """
 
@@ -127,13 +128,12 @@ class Endpoint:
         if self.api_key is not None:
             headers["Authorization"] = f"Bearer {self.api_key}"
         request = urllib.request.Request(url, body, headers)
-        deadline = time.monotonic() + self.timeout
         try:
-            with _OPENER.open(request, timeout=self.timeout) as response:
-                return _read(response, deadline, RESPONSE_BYTES)
+            with OPENER.open(request, timeout=self.timeout) as response:
+                return _read(response, RESPONSE_BYTES)
         except urllib.error.HTTPError as error:
             with error:
-                raise _http_failure(error, deadline) from None
+                raise _http_failure(error) from None
         except TimeoutError:
             raise _Passing(f"no answer within {self.timeout:g} s") from None
         except urllib.error.URLError as error:
@@ -143,16 +143,6 @@ class Endpoint:
             ) from None
         except (OSError, http.client.HTTPException) as error:
             raise _Passing(f"the connection broke: {error or type(error).__name__}") from None
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Reports redirects instead of following them, so that the key is not sent to another host."""
-
-    def redirect_request(self, *args: Any) -> None:
-        """Do not follow."""
-
-
-_OPENER = urllib.request.build_opener(_NoRedirects)
 
 
 def _check_url(url: str) -> None:
@@ -184,8 +174,8 @@ def _body(adapter: str, request: Request[T]) -> dict[str, Any]:
     }
 
 
-def _read(response: Any, deadline: float, most: int) -> bytes:
-    """Read the body; raises if it is too long or the deadline passes."""
+def _read(response: Any, most: int) -> bytes:
+    """Read the body; raises if it is too long."""
     parts: list[bytes] = []
     size = 0
     while part := response.read1(2**16):
@@ -193,17 +183,15 @@ def _read(response: Any, deadline: float, most: int) -> bytes:
         size += len(part)
         if size > most:
             raise Nonsense(f"it is longer than {most} bytes")
-        if time.monotonic() > deadline:
-            raise TimeoutError
     if response.length:
         raise _Passing(f"the connection broke: {response.length} bytes of the answer are missing")
     return b"".join(parts)
 
 
-def _http_failure(error: urllib.error.HTTPError, deadline: float) -> Exception:
+def _http_failure(error: urllib.error.HTTPError) -> Exception:
     """The exception for an error status: temporary for server errors, permanent for client errors."""
     try:
-        said = _message(_read(error, deadline, 2**16))
+        said = _message(_read(error, 2**16))
     except (OSError, http.client.HTTPException, Nonsense, _Passing):
         said = ""
     if 300 <= error.code < 400:

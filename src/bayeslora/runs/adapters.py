@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
-from peft.utils import CONFIG_NAME
+from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
+from safetensors import SafetensorError, safe_open
 
-from bayeslora.adapter.base_fingerprint import fingerprint_of
+from bayeslora.adapter.base_fingerprint import fingerprint_of_files
 from bayeslora.adapter.config import BayesLoraConfig
 from bayeslora.adapter.foreign import FOREIGN
 from bayeslora.adapter.holder import find_holder
 from bayeslora.adapter.loading import load_adapter
-from bayeslora.adapter.lora import start_from_lora
+from bayeslora.adapter.lora import FINGERPRINT, start_from_lora
 from bayeslora.errors import InputError, first_line
 from bayeslora.methods import find_method
 from bayeslora.methods.registry import ALL
-from bayeslora.models import LoadedModel, load_model
+from bayeslora.models import LoadedModel
 from bayeslora.models.locate import BUILTINS
 from bayeslora.runs.config import AdapterConfig, RunConfig
 from bayeslora.runs.directory import RunDirectory
@@ -39,7 +40,7 @@ def run_of_adapter(directory: RunDirectory, model: str | None = None) -> RunConf
     ``model`` is the base model, if the adapter does not name it or it lies elsewhere.
     """
     values = _read(directory.adapter / CONFIG_NAME)
-    base = model or _builtin_of(values) or values.get("base_model_name_or_path")
+    base = model or _builtin_of(values, directory) or values.get("base_model_name_or_path")
     if not base:
         raise InputError(f"{directory.path}: does not name its base model; give it with --model")
     kind, posterior = values.get("peft_type"), values.get("posterior")
@@ -60,17 +61,26 @@ def run_of_adapter(directory: RunDirectory, model: str | None = None) -> RunConf
     return _with_settings(run, _read(settings), settings) if settings.exists() else run
 
 
-def _builtin_of(values: Mapping[str, Any]) -> str | None:
+def _builtin_of(values: Mapping[str, Any], directory: RunDirectory) -> str | None:
     """The built-in model that an adapter was trained on, if it is installed; ``None`` for another model.
 
     An adapter records the name that its original has on the hub, where the weights are others: the fingerprint tells.
     """
-    name, known = values.get("base_model_name_or_path"), values.get("base_fingerprint")
+    name = values.get("base_model_name_or_path")
     for builtin, it in BUILTINS.items():
-        if known is not None and it.hub_id == name and it.find() is not None:
-            base = load_model(builtin, device="cpu").model
-            return builtin if fingerprint_of(base) == known else None
+        if name is not None and it.hub_id == name and it.find() is not None:
+            known = values.get(FINGERPRINT) or _exported_fingerprint(directory)
+            return builtin if known and fingerprint_of_files(it.directory()) == known else None
     return None
+
+
+def _exported_fingerprint(directory: RunDirectory) -> str | None:
+    """The fingerprint of the base model in the weights of a LoRA that we exported; ``None`` if it is not told."""
+    try:
+        with safe_open(directory.adapter / SAFETENSORS_WEIGHTS_NAME, framework="pt") as file:
+            return (file.metadata() or {}).get(FINGERPRINT)
+    except (OSError, SafetensorError):  # loading the adapter tells what is wrong
+        return None
 
 
 def _method_of(values: Mapping[str, Any]) -> str | None:
