@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -105,6 +106,25 @@ def test_few_lines_are_in_memory_at_a_time(trained: Path, tmp_path: Path, monkey
     next(answers)
     assert asked == [3]
     assert len(list(answers)) == 6 and asked == [3, 3, 1]
+
+
+def test_a_run_that_cannot_be_loaded_leaves_no_file_behind(trained: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(trained, tmp_path / "run")
+    (broken / "adapter" / "adapter_model.safetensors").write_bytes(b"damaged")
+    file = write_lines(tmp_path / "questions.jsonl", [question(1)])
+    assert bayeslora("predict", broken, "--input", file, "--output", tmp_path / "out.jsonl") == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["questions.jsonl", "run"]
+
+
+def test_rows_of_a_table_are_named_by_their_place_in_the_file(trained: Path, tmp_path: Path) -> None:
+    text = 'question,choices\n"Is it\neven?","[""yes"", ""no""]"\nx?,"[""a""]"\n'
+    (tmp_path / "questions.csv").write_text(text, encoding="utf-8")
+    assert bayeslora("predict", trained, "--input", tmp_path / "questions.csv", "--output", tmp_path / "out.jsonl") == 1
+    good, bad = lines_of(tmp_path / "out.jsonl")
+    assert (good["line"], bad["line"]) == (3, 4)
+    assert bad["error"].startswith(
+        f"{tmp_path}/questions.csv, line 4: the question cannot be used: fewer than 2 choices"
+    )
 
 
 def test_it_goes_on_where_it_was_interrupted(

@@ -21,7 +21,7 @@ from bayeslora.runs.trained import TrainedModel
 from bayeslora.tasks.answers import answer_f1, exact_match
 from bayeslora.train import AdapterConfig, DataConfig, PredictionConfig, RunContext, TrainingConfig, train
 from tasks.cases import write_lines
-from train.tiny import bayeslora, contents, model_directory, read_json, run_config
+from train.tiny import bayeslora, contents, model_directory, read_json, run_config, task_directory
 
 
 def question(number: int) -> dict[str, Any]:
@@ -96,6 +96,21 @@ def test_evaluating_again_gives_the_same(run: Path, tmp_path: Path, capsys: pyte
     assert again["calibrated"]["metrics"] == pytest.approx(result["calibrated"]["metrics"], abs=1e-6)
     assert [it["answer"] for it in records(tmp_path / "out" / "answers.jsonl")] == [
         it["answer"] for it in records(run / "answers.jsonl")
+    ]
+
+
+def test_an_evaluation_replaces_one_of_another_kind(run: Path, tmp_path: Path) -> None:
+    texts, place = tmp_path / "texts.txt", tmp_path / "out"
+    texts.write_text("".join(f"Line {k} of a text.\n" for k in range(30)), encoding="utf-8")
+    kinds = {"text": texts, "answers": None, "questions": task_directory()}
+    for kind in ("questions", "answers", "text", "questions"):
+        named = () if kinds[kind] is None else ("--task", kinds[kind])
+        assert bayeslora("evaluate", run, *named, "--out", place, "--force", "--quiet") == 0
+        assert bayeslora("report", place, "--out", tmp_path / "page") == 0
+    assert sorted(path.name for path in place.iterdir()) == [
+        "calibrated.jsonl.gz",
+        "predictions.jsonl.gz",
+        "result.json",
     ]
 
 
@@ -213,10 +228,16 @@ def test_answers_of_other_weights_or_questions_are_not_continued(
     shutil.copytree(run, copied)
     shutil.copytree(task, questions)
 
+    own, calls = AnswerWriter.__call__, []
+
     def stop(self: Any, prompts: Any) -> Any:
-        raise KeyboardInterrupt
+        calls.append(len(prompts))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return own(self, prompts)
 
     def interrupted() -> None:
+        calls.clear()
         (tmp_path / "out/answers.jsonl.partial").unlink(missing_ok=True)
         with monkeypatch.context() as patched:
             patched.setattr(AnswerWriter, "__call__", stop)

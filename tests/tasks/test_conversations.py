@@ -70,7 +70,8 @@ def test_prompt_and_completion_as_texts_and_as_messages() -> None:
     read = read_completion(row).item
     assert isinstance(read, Conversation) and read.turns == tuple(SAID) and read.learnt == [3]
     assert read_completion({**row, "completion": "2"}).item.turns == tuple(SAID)
-    assert read_completion({"prompt": "a", "completion": " "}).flaw == "empty completion"
+    for prompt in ("a", messages(SAID[0])):
+        assert read_completion({"prompt": prompt, "completion": " "}).flaw == "empty completion"
 
 
 @pytest.mark.parametrize(
@@ -98,6 +99,7 @@ def test_messages_that_cannot_be_read(values: dict[str, Any], reason: str) -> No
         ({"prompt": 3, "completion": "a"}, "prompt is no text"),
         ({"prompt": messages(("user", "a")), "completion": messages(("user", "b"))}, "completion has no assistant"),
         ({"prompt": "a", "completion": messages(("assistant", "b"))}, "completion is no text"),
+        ({"prompt": messages(("user", "a")), "completion": "\ud800"}, "completion is no valid Unicode"),
     ],
 )
 def test_completions_that_cannot_be_read(values: dict[str, Any], reason: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from bayeslora.tasks import AnswerTask, OwnFormat, Task, find_task, load_task, require_gold
+from bayeslora.tasks import SPLITS, AnswerTask, OwnFormat, Task, find_task, load_task, require_gold
 from bayeslora.tasks.answers import answer_f1, as_number, exact_match, same_free_answer
 from bayeslora.tasks.conversations import ConversationTask
 from bayeslora.tasks.labelled import labelled_item
@@ -285,6 +286,13 @@ def test_texts_are_packed_with_the_end_between_them(tmp_path: Path) -> None:
         ("7%", "0.07", True),
         ("57.1%", "0.571", True),
         ("it\u2019s", "it's", True),
+        ("2,3", "23", False),
+        ("3,14", "314", False),
+        ("(1,2,3)", "123", False),
+        ("1,0000", "10000", False),
+        ("12,345,678.9", "12345678.9", True),
+        ("10,00,000", "1000000", True),
+        ("1,000,000 men", "1000000 men", True),
     ],
 )
 def test_answers_that_say_the_same(left: str, right: str, same: bool) -> None:
@@ -314,6 +322,65 @@ def test_free_answers_are_read_with_all_that_is_accepted(tmp_path: Path) -> None
     assert made.decode(chatty.target_ids) == asked.answers[0]
     limited = task.encode_lessons("train", made, len(chatty) - 1)
     assert sum(limited.left_out.values()) + len(limited.texts) == len(task.load("train"))
+
+
+@pytest.mark.parametrize("empty", ["", " \u200b", [""], None, math.nan])
+def test_an_empty_free_answer_is_a_missing_one_in_every_split(empty: Any, tmp_path: Path) -> None:
+    made, rows = make_tokenizer(), [{"question": "1?", "answer": ["", "1"]}, {"question": "2?", "answer": empty}]
+    for split in ("train", "test"):
+        write_lines(tmp_path / f"{split}.jsonl", rows)
+    task = find_task(tmp_path)
+    for split, encode in (("train", task.encode_lessons), ("test", task.encode)):
+        assert failure(lambda split=split, encode=encode: encode(split, made, 99)).startswith(
+            f"{tmp_path}/{split}.jsonl, line 2: question "
+        )
+        assert task.load(split) and next(iter(task.load(split))).answers == ("1",)
+    assert task.rows_left_out("train") == {}
+
+
+def test_what_is_no_label_makes_no_class(tmp_path: Path) -> None:
+    rows = [labelled(k) for k in range(9)]
+    for wrong in (["good"], {"name": "good"}):
+        for split in ("train", "test"):
+            write_lines(tmp_path / f"{split}.jsonl", [*rows, labelled(9, label=wrong)])
+        task = load_task(tmp_path)
+        assert len(task.train) == 9 and task.load("train").counts == {"label is no text or number": 1}
+        assert len(task.train[0].options) == 3
+        assert failure(lambda task=task: task.test).startswith(
+            f"{tmp_path}/test.jsonl, line 10: label is no text or number"
+        )
+    path = write_lines(tmp_path / "all.jsonl", [labelled(k, label=["good"]) for k in range(9)])
+    assert f"has 0 labels ({path}, line 1: label is no text or number: ['good'])" in failure(
+        lambda: load_task(path).train
+    )
+    gap = write_csv(tmp_path / "gap.csv", [labelled(k, label="" if k == 9 else "ab"[k % 2]) for k in range(10)])
+    assert sum(item.gold is None for split in SPLITS for item in load_task(gap).load(split)) == 1
+    missing = load_task(
+        write_lines(tmp_path / "nan.jsonl", [labelled(k, label=math.nan if k == 9 else k % 2) for k in range(10)])
+    )
+    assert missing.train[0].options == (" 0", " 1")
+    items = [item for split in SPLITS for item in missing.load(split)]
+    assert "line 10: item " in (said := failure(lambda: require_gold(items))) and "has no answer" in said
+
+
+def test_rows_that_are_all_left_out_are_told_by_the_reason(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "mine.jsonl", [own_row(k, choices=["yes"], answer=0) for k in range(10)])
+    said = failure(lambda: find_task(path).load("train"))
+    assert said == (
+        f"{path} train: has no questions that can be used (fewer than 2 choices); correct its rows, or give others"
+    )
+
+
+def test_a_text_of_csv_may_look_like_a_list(tmp_path: Path) -> None:
+    """Only lists of messages are read as such."""
+    said = [{"role": "user", "content": "hi"}]
+    path = write_csv(
+        tmp_path / "mine.csv", [{"prompt": [3, 1], "completion": "[1, 3]"}, {"prompt": said, "completion": "x"}]
+    )
+    assert [row.values for row in read_table(path)] == [
+        {"prompt": "[3, 1]", "completion": "[1, 3]"},
+        {"prompt": said, "completion": "x"},
+    ]
 
 
 def test_a_row_that_cannot_be_used_is_named_by_its_file_and_line(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from bayeslora.errors import InputError
 
 
 class AnswerFile:
-    """Writes answers to a file that is named ``.partial`` until complete; the same settings resume it.
+    """Writes answers to a file that is named ``.partial`` until complete; the same settings resume it. A failure before the first
+    answer leaves nothing behind.
 
     Args:
         path: of the finished file.
@@ -67,6 +68,9 @@ class AnswerFile:
         self._file.close()
         if kind is None:
             os.replace(self._partial, self._path)
+        elif self.done == 0:  # nothing to resume
+            self._partial.unlink()
+        if not self._partial.exists():
             self._settings.unlink()
         self._unlock()
 

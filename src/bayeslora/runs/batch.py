@@ -34,8 +34,8 @@ def answer_file(trained: TrainedModel, source: Path, level: float, skip: int = 0
     """Yield a JSON-compatible answer for every non-blank line after the first ``skip``."""
     predictor = trained.predictor()
 
-    def read(number: int, values: str | Mapping[str, Any]) -> Line:
-        origin = f"{source}, line {number}"
+    def read(origin: str, values: str | Mapping[str, Any]) -> Line:
+        number = int(origin.rpartition(" ")[2])
         try:
             item = trained.item_of(parse_object(values, origin) if isinstance(values, str) else values)
             predictor.encode([item])
@@ -54,8 +54,8 @@ def answer_file(trained: TrainedModel, source: Path, level: float, skip: int = 0
                 yield {"line": line.number, "id": line.item.id, **asdict(next(answers))}
 
 
-def _values(source: Path) -> Iterator[tuple[int, str | Mapping[str, Any]]]:
-    """Numbers and contents of the rows: lines of JSON as text, rows of a table as values."""
+def _values(source: Path) -> Iterator[tuple[str, str | Mapping[str, Any]]]:
+    """Places and contents of the rows: lines of JSON as text, rows of a table as values."""
     if source.name.endswith(SUFFIXES):
-        return read_lines(source)
-    return ((number, row.values) for number, row in enumerate(read_table(source), 1))
+        return ((f"{source}, line {number}", line) for number, line in read_lines(source))
+    return ((row.origin, row.values) for row in read_table(source))

@@ -1,6 +1,7 @@
 """Questions with a short free answer, which the model writes itself: rows of ``question`` and ``answer``.
 
-``answer`` is a text or a number, or a list of answers that are all accepted, of which the first is learnt.
+``answer`` is a text or a number, or a list of answers that are all accepted, of which the first is learnt. An empty answer is
+none.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from bayeslora.errors import InputError
 from bayeslora.tasks.base import FromRow
 from bayeslora.tasks.conversations import Completion, Conversation, encode_example, truncate
-from bayeslora.tasks.rows import Candidate, Malformed, checked_text, normalise, row_id, text_field
+from bayeslora.tasks.rows import Candidate, Malformed, checked_text, is_missing, normalise, row_id, text_field
 from bayeslora.tasks.token_store import TokenStore
 from bayeslora.tasks.tokens import EncodedText, Lessons, TokenTask
 
@@ -74,17 +75,17 @@ class AnswerTask(TokenTask[Collection[FreeQuestion]]):
 def read_free_answer(values: Mapping[str, Any]) -> Candidate[FreeQuestion]:
     """A row of ``question`` and ``answer``, with any of ``passage`` and ``id``."""
     given = values.get("answer")
-    listed = given if isinstance(given, list) else [] if given is None else [given]
-    answers = tuple(
+    listed = given if isinstance(given, list) else [] if is_missing(given) else [given]
+    answers = (
         str(it) if isinstance(it, (int, float)) and not isinstance(it, bool) else checked_text(it, "answer")
         for it in listed
     )
+    said = tuple(filter(None, answers))
     passage = text_field(values, "passage") if values.get("passage") is not None else ""
     question = text_field(values, "question")
-    flaw = "empty question" if not question else None if all(answers) else "empty answer"
     if isinstance(given, list) and not given:
         raise Malformed("answer is an empty list")
-    return Candidate(FreeQuestion(row_id(values), question, answers, passage), flaw)
+    return Candidate(FreeQuestion(row_id(values), question, said, passage), None if question else "empty question")
 
 
 def answer_key(question: FreeQuestion) -> str:
@@ -120,12 +121,16 @@ def encode_answer(question: FreeQuestion, tokenizer: PreTrainedTokenizerBase) ->
 _ARTICLES = re.compile(r"\b(a|an|the)\b(?=\s+\S)")
 """Articles stand before a word; ``A`` alone, or in ``vitamin A``, is none."""
 
-_NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(?:[eE][-+]?\d+)?%?")
+_GROUPS = r"(?:,\d{2,3})*,\d{3}(?!\d)"
+"""Digits after thousands separators, as in ``1,000,000`` or ``10,00,000``. Other commas separate numbers, or are decimal ones."""
+
+_NUMBER = re.compile(rf"[-+]?(?:\d{{1,3}}{_GROUPS}|\d+|(?=\.))(?:\.\d+)?(?:[eE][-+]?\d+)?%?")
 _CURRENCY = re.compile(r"^([-+]?)[$€£]\s*")
 
 _MEANT = re.compile(
     r"(?<!\w)-(?=[$€£]?\.?\d)"  # minus
     r"|(?<=\d)[./](?=\d)|(?<!\w)(?<!\.)\.(?=\d)"  # decimal point and fraction
+    rf"|(?<=\d)(?!{_GROUPS}),(?=\d)"  # what separates numbers
     r"|(?<=\w)[+#]+"  # C++, C#
 )
 _IGNORED = re.compile(f"({_MEANT.pattern})|[{re.escape(string.punctuation)}]")

@@ -109,16 +109,22 @@ def read_completion(values: Mapping[str, Any]) -> Candidate[Example]:
         if not any(role == "assistant" for role, _ in after):
             raise Malformed("completion has no assistant")
         return Candidate(Conversation(row_id(values), (*before, *after), len(before)))
-    if isinstance(prompt, list) and isinstance(completion, str):
-        before = read_messages(values, "prompt")
-        return Candidate(Conversation(row_id(values), (*before, ("assistant", completion)), len(before)))
-    texts = {}
-    for name in ("prompt", "completion"):
-        if not isinstance(values.get(name), str):
-            raise Malformed(f"{name} is no text" if values.get(name) is not None else f"no {name}")
-        texts[name] = whole_characters(values[name], name)
-    flaw = None if texts["completion"].strip() else "empty completion"
-    return Candidate(Completion(row_id(values), texts["prompt"], texts["completion"]), flaw)
+    if isinstance(prompt, list):
+        before, said = read_messages(values, "prompt"), _plain(values, "completion")
+        return Candidate(Conversation(row_id(values), (*before, ("assistant", said)), len(before)), _flaw(said))
+    given, said = _plain(values, "prompt"), _plain(values, "completion")
+    return Candidate(Completion(row_id(values), given, said), _flaw(said))
+
+
+def _plain(values: Mapping[str, Any], name: str) -> str:
+    """A field that is a plain text, which keeps its spaces and line breaks."""
+    if not isinstance(values.get(name), str):
+        raise Malformed(f"{name} is no text" if values.get(name) is not None else f"no {name}")
+    return whole_characters(values[name], name)
+
+
+def _flaw(completion: str) -> str | None:
+    return None if completion.strip() else "empty completion"
 
 
 def read_messages(values: Mapping[str, Any], name: str) -> tuple[Turn, ...]:

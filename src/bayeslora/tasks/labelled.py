@@ -11,7 +11,7 @@ from typing import Any
 
 from bayeslora.errors import InputError
 from bayeslora.tasks.base import Item, Prompt
-from bayeslora.tasks.rows import Candidate, Malformed, Row, normalise, row_id, text_field
+from bayeslora.tasks.rows import Candidate, Malformed, Row, is_missing, normalise, row_id, text_field
 from bayeslora.wording import counted
 
 MOST_LABELS = 1000
@@ -19,9 +19,17 @@ MOST_LABELS = 1000
 
 def label_names(rows: Iterable[Row], where: str) -> tuple[str, ...]:
     """All labels of the training data, sorted: numbers by value, others by name."""
-    found = {name for row in rows if (name := _name(row.values.get("label"))) is not None}
+    found, wrong = set[str](), ""
+    for row in rows:
+        try:
+            name = _name(row.values.get("label"))
+        except Malformed as problem:  # what becomes of the row is decided where it is read
+            wrong = wrong or f"{row.origin}: {problem}"
+            continue
+        found |= set() if name is None else {name}
     if len(found) < 2:
-        seen = f" ({', '.join(found)})" if found else ""
+        told = wrong or ", ".join(found)
+        seen = f" ({told})" if told else ""
         raise InputError(
             f"{where}: has {counted(len(found), 'label')}{seen}; give texts with at least two different labels"
         )
@@ -38,7 +46,7 @@ def labelled_reader(names: Sequence[str]) -> Callable[[Mapping[str, Any]], Candi
 
     def read(values: Mapping[str, Any]) -> Candidate[Item]:
         text, label = text_field(values, "text"), _name(values.get("label"))
-        if values.get("label") is not None and label not in names:
+        if label is not None and label not in names:
             shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
             raise Malformed("label is not among those of the training data", f"{values['label']!r} of {shown}")
         item = labelled_item(row_id(values), text, names, None if label is None else names.index(label))
@@ -76,8 +84,10 @@ def labelled_item(name: str, text: str, names: Sequence[str], gold: int | None =
 
 def _name(label: Any) -> str | None:
     """A label as text; ``None`` where there is none."""
-    if label is None or label == "":
+    if is_missing(label):
         return None
+    if isinstance(label, (list, Mapping, bytes)):
+        raise Malformed("label is no text or number", repr(label)[:60])
     if isinstance(label, bool):
         return str(label).lower()
     return normalise(str(label)) or None

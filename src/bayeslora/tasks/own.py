@@ -122,14 +122,15 @@ class OwnRows:
         drop, where = split == "train", f"{self.name} {split}"
         found = Items(lambda counts: usable(rows(), read, key, counts, drop=drop))
         warn_of_left_out(where, found.left_out)
-        if not found and self.whole is not None:
+        if not found and self.whole is not None and not found.left_out:
             total = counted(sum(1 for _ in self.whole()), noun.removesuffix("s"))
             raise InputError(
                 f"{self.name}: has {total}, too few to divide: {split} would be empty; "
                 "give at least 5 different ones, or a directory with one file per split"
             )
         if not found:
-            raise InputError(f"{where}: has no {noun} that can be used; correct its rows, or give others")
+            why = f" ({', '.join(found.left_out)})" if found.left_out else ""
+            raise InputError(f"{where}: has no {noun} that can be used{why}; correct its rows, or give others")
         return found
 
     def _divided(self, split: SplitName, read: Reader[T], key: Callable[[T], str]) -> Callable[[], Iterable[Row]]:

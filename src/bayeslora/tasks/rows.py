@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -79,6 +80,11 @@ def normalise(text: str) -> str:
         '"It\\'s 5-6 °C..."'
     """
     return " ".join(text.translate(_TYPOGRAPHY).split())
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a field says nothing: ``null``, an empty text, or NaN, which tables have for missing numbers."""
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
 
 
 def text_field(values: Mapping[str, Any], name: str) -> str:

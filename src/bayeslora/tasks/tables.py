@@ -21,6 +21,9 @@ TABLES = (*SUFFIXES, *CSV, *PARQUET)
 LISTS = ("messages", "choices", "labels", "prompt", "completion")
 """Fields that may be lists, which CSV has as JSON."""
 
+MESSAGES = ("prompt", "completion")
+"""Those of them that are lists of messages or texts, which may look like another list."""
+
 OPTIONAL = ("answer", "labels")
 """Fields that are missing where a cell of CSV is empty."""
 
@@ -86,9 +89,10 @@ def _cell(name: str, cell: str) -> Any:
         return None
     if name in LISTS and cell.startswith("["):
         try:
-            return json.loads(cell)
+            found = json.loads(cell)
         except (ValueError, RecursionError):
             return cell
+        return found if name not in MESSAGES or all(isinstance(it, dict) for it in found) else cell
     return cell
 
 
