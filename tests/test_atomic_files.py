@@ -56,6 +56,26 @@ def test_a_block_that_fails_leaves_everything_as_it_was(tmp_path, error, there):
     assert not there or path.read_text() == "old"
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no umask")
+@pytest.mark.parametrize("mask", [0o022, 0o027])
+def test_weights_may_be_read_by_whom_other_files_may_be(tmp_path, mask):
+    """safetensors writes them for their owner alone."""
+    before = os.umask(mask)
+    try:
+        with replacing(tmp_path / "a.safetensors") as partial:
+            save_file({"x": torch.zeros(1)}, partial)
+        for make, name in ((replacing_directory, "b"), (new_directory, "c")):
+            with make(tmp_path / name) as directory:
+                (directory / "inner").mkdir()
+                save_file({"x": torch.zeros(1)}, directory / "inner" / "x.safetensors")
+        write_json(tmp_path / "secret.json", {}, 0o600)
+    finally:
+        os.umask(before)
+    files = [tmp_path / "a.safetensors", *tmp_path.glob("*/*/x.safetensors")]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in files] == [0o666 & ~mask] * 3
+    assert stat.S_IMODE((tmp_path / "secret.json").stat().st_mode) == 0o600
+
+
 def test_what_an_earlier_process_left_is_written_over(tmp_path):
     (tmp_path / "a.txt.partial").write_text("a very long rest of a process that was killed")
     with replacing(tmp_path / "a.txt") as partial:

@@ -13,6 +13,7 @@ import pytest
 
 import bayeslora
 from bayeslora import cli
+from bayeslora.cli.progress_bars import SWITCHES, spare_progress_bars
 from bayeslora.errors import did_you_mean
 from bayeslora.models import convert, locate
 from bayeslora.runs.config import RunConfig, resolve
@@ -50,6 +51,39 @@ def test_help_imports_nothing_heavy() -> None:
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert answer.stderr.strip() == "set()"
+
+
+def test_all_exit_codes_are_told() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "cli.md").read_text(encoding="utf-8")
+    for text in (cli.DESCRIPTION, page):
+        told = text[text.index("Exit codes:") :]
+        assert all(str(code) in told for code in (0, 1, 2, 130, cli.CLOSED_PIPE))
+
+
+@pytest.mark.parametrize(
+    ("terminal", "arguments", "drawn"),
+    [(True, [], True), (True, ["merge", "x", "--quiet"], False), (False, [], False)],
+)
+def test_libraries_draw_progress_bars_only_for_who_sees_them(
+    terminal: bool, arguments: list[str], drawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in SWITCHES:
+        monkeypatch.setenv(name, "")  # so that it is put back afterwards
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    spare_progress_bars(arguments)
+    assert [os.environ.get(name) for name in SWITCHES] == [None if drawn else "1"] * len(SWITCHES)
+
+
+def test_a_command_in_a_pipe_draws_none() -> None:
+    code = (
+        "from bayeslora.cli import main\ntry: main(['--version'])\nexcept SystemExit: pass\n"
+        "from tqdm import tqdm\nfor _ in tqdm(range(2)): pass"
+    )
+    given = {name: it for name, it in os.environ.items() if name not in SWITCHES}
+    command = [sys.executable, "-c", code]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=given)
+    assert answer.stderr == ""
 
 
 @pytest.mark.parametrize("buffered", [True, False])
@@ -132,6 +166,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
             ["convrt"],
             ["convrt", "quickstart, train, evaluate", "compare, ablate, tune", "tasks, methods, models, convert"],
         ),
+        (["help", "convrt"], ["there is no verb 'convrt' (did you mean 'convert'?); choose quickstart, train"]),
         (["convert"], ["FILE.gguf", "DIRECTORY", "bayeslora convert --help"]),
         (["convert", "a.gguf"], ["DIRECTORY"]),
         (["convert", "a.gguf", "b", "c"], ["c"]),

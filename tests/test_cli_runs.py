@@ -131,6 +131,27 @@ rate_multipliers:
     assert resolved[0] == resolved[1]
 
 
+@pytest.mark.parametrize("number", ["1e-4", "1E-04", ".1e-3", "1.0e-4", "+1e-4", "0.0001"])
+def test_numbers_of_yaml_may_have_an_exponent(number: str, tmp_path: Path, resolved: list[dict[str, Any]]) -> None:
+    text = f"model: smollm2\ntask: urns\nlearning_rate: {number}\nrevision: 1e-branch\n"
+    assert bayeslora("train", "--config", write_settings(tmp_path / "run.yaml", text), "--out", "x") == 0
+    assert resolved[0]["training"]["learning_rate"] == 1e-4 and resolved[0]["loading"]["revision"] == "1e-branch"
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.yaml"])
+def test_a_file_of_settings_may_begin_with_a_byte_order_mark(
+    name: str, tmp_path: Path, resolved: list[dict[str, Any]]
+) -> None:
+    file = write_settings(tmp_path / name, f"\ufeff{json.dumps({'model': 'smollm2', 'task': 'urns', 'seed': 7})}")
+    assert bayeslora("train", "--config", file, "--out", "x") == 0 and resolved[0]["seed"] == 7
+
+
+def test_a_file_of_settings_may_name_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = write_settings(tmp_path / "run.yaml", "model: smollm2\ntask: urns\nout: ~/runs/first\n")
+    assert cli.parse(["train", "--config", str(file)]).out == tmp_path / "runs" / "first"
+
+
 @pytest.mark.parametrize("word, on", [("--cache-trunk", True), ("--no-cache-trunk", False), (None, True)])
 def test_a_flag_of_the_file_can_be_repeated_or_undone(
     word: str | None, on: bool, tmp_path: Path, resolved: list[dict[str, Any]]
@@ -445,6 +466,21 @@ def test_progress_goes_to_stderr_and_metrics_to_stdout(tmp_path: Path, capsys: p
     assert str(tmp_path) in place
 
 
+def test_a_command_that_is_told_works_for_a_path_with_spaces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(tiny.finished(), tmp_path / "my run")
+    assert bayeslora(*options(run)) == 0
+    told = capsys.readouterr().out.splitlines()[-1]
+    _, *words = shlex.split(told[told.index("(bayeslora") + 1 : told.index(" shows")])
+    assert words == ["report", str(run)] and bayeslora(*words) == 0
+
+
+def test_an_empty_text_is_not_classified(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bayeslora("predict", tiny.finished(), "--text", " \u200b") == 2
+    assert refusal(capsys) == "bayeslora: the text is empty; give one with words\n"
+
+
 def test_what_metrics_are_of_is_told_to_people_alone(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("evaluate", tiny.finished(), "--task", tiny.task_directory(), "--split", "validation")
     assert bayeslora(*words) == 0
@@ -470,6 +506,9 @@ def test_metrics_of_texts_are_of_texts_and_tokens(capsys: pytest.CaptureFixture[
         ["ablate", "flow-depth", "--model", "m", "--task", "urnss", "--out", "run"],
         ["ablate", "flow", "--model", "m", "--task", "urns", "--out", "run"],
         ["tune", "--model", "m", "--task", "urnss", "--out", "run"],
+        ["train", "--model", "m", "--task", "urns", "--method", "lorra", "--out", "run"],
+        ["compare", "--model", "m", "--tasks", "urns", "--methods", "swag", "lorra", "--out", "run"],
+        ["tune", "--model", "m", "--task", "urns", "--method", "lorra", "--out", "run"],
         ["evaluate", "RUN", "--task", "urnss"],
         ["calibrate", "RUN", "--task", "urnss"],
         ["cascade", "RUN", "--second", "RUN", "--task", "urnss"],
@@ -484,7 +523,12 @@ def test_a_misspelt_name_is_told_before_anything_heavy_is_imported(words: list[s
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path)
     assert done.stdout == "2 set()\n" and not list(tmp_path.iterdir())
-    assert "unknown task 'urnss' (did you mean 'urns'?)" in done.stderr or "unknown ablation 'flow'" in done.stderr
+    told = (
+        "unknown task 'urnss' (did you mean 'urns'?)",
+        "unknown method 'lorra' (did you mean 'lora'?)",
+        "ablation 'flow'",
+    )
+    assert any(it in done.stderr for it in told)
 
 
 @pytest.mark.system

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,10 +30,12 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
     partial = path.with_name(f"{path.name}.partial")
     _remove(partial)
     create(partial, mode)
+    allowed = stat.S_IMODE(partial.stat().st_mode)
     try:
         yield partial
         if partial.stat().st_size == 0:
             raise FileNotFoundError(f"{partial}: nothing was written")
+        partial.chmod(allowed)  # safetensors puts a file of its own there
         _flush(partial)
         os.replace(partial, path)
     except BaseException:
@@ -54,6 +57,7 @@ def replacing_directory(path: Path) -> Iterator[Path]:
     _remove(partial)
     partial.mkdir()
     yield partial
+    _share_weights(partial)
     _remove(path)
     partial.rename(path)
 
@@ -65,6 +69,13 @@ def _remove(path: Path) -> None:
         return
     with suppress(FileNotFoundError):
         os.unlink(path)
+
+
+def _share_weights(directory: Path) -> None:
+    """Give weights below a new directory the permissions that other new files have: safetensors writes them for their owner."""
+    allowed = directory.stat().st_mode & 0o666
+    for path in directory.rglob("*.safetensors"):
+        path.chmod(allowed)
 
 
 @contextmanager
@@ -87,6 +98,7 @@ def new_directory(place: Path, *, force: bool = False) -> Iterator[Path]:
         new, old = scratch / "new", scratch / "old"
         new.mkdir()
         yield new
+        _share_weights(new)
         for path in new.rglob("*"):
             _flush(path)
         if place.exists():

@@ -1,5 +1,6 @@
 """What every method must offer: presets that can be used, and a line that says what it is."""
 
+import sys
 from dataclasses import fields
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from adapter.cases import adapted, base_model, foreign_model
 from bayeslora.errors import InputError
+from bayeslora.method_names import METHOD_NAMES, check_method_names
 from bayeslora.methods import METHODS, find_method, find_preset, registry
 from bayeslora.methods.base import COMMON, PAPER
 from bayeslora.posterior import InducingConfig
@@ -26,6 +28,16 @@ def test_a_method_is_found_under_its_own_name(name):
     assert (method.posterior_name in POSTERIORS) == (method.foreign() is None) == (method.posterior is not None)
     assert {"default", "paper"} <= method.presets.keys()
     assert method.description and "\n" not in method.description and not method.description.endswith(".")
+
+
+def test_all_names_are_known_without_the_methods(monkeypatch):
+    assert tuple(registry.ALL) == METHOD_NAMES
+    assert all(method.name == name for name, method in registry.ALL.items())
+    check_method_names(["jitter"])  # those that are imported tell it themselves: there may be more
+    monkeypatch.delitem(sys.modules, "bayeslora.methods")
+    check_method_names(METHOD_NAMES)
+    with pytest.raises(InputError, match=r"^unknown method 'jitter'; choose lora, "):
+        check_method_names(["lora", "jitter"])
 
 
 def distribution_of(method, preset):

@@ -184,6 +184,7 @@ def test_degenerate_settings_leave_hardly_any_distribution_however_long_they_are
         ("shape", "4x4x4", "shape takes rows x columns"),
         ("samples", "-1", "samples takes whole numbers from 0"),
         ("samples", "1.5", "samples takes whole numbers from 0"),
+        ("samples", "1025", "samples takes whole numbers from 0 to 1024"),
         ("seeds", "lore", "seeds takes methods, such as lora bayesian-lora"),
         ("map-recovery", "map", "map-recovery takes names, such as lora degenerate bayesian-lora"),
         ("label-smoothing", "1", "label-smoothing takes shares"),

@@ -31,6 +31,7 @@ from bayeslora.studies.execution import Execution
 from bayeslora.studies.plan import Job, plan, run_path
 from bayeslora.studies.pool import Workers
 from bayeslora.studies.runner import Runner
+from bayeslora.studies.study import task_name
 from bayeslora.studies.worker import Settings
 from bayeslora.train import AdapterConfig, PredictionConfig, TrainingConfig
 from bayeslora.train.origin import SEED_DISTANCE
@@ -478,8 +479,8 @@ def test_the_command_line_exits_with_1_if_runs_failed(tmp_path, monkeypatch, cap
             "two tasks have the same name 'x': a/x.jsonl and b/x.jsonl",
         ),
         (
-            {"tasks": ("a/x-1.0",), "shift": ("a/x-1.1",)},
-            r"a/x-1.0 and a/x-1.1 \(what is behind the last dot .* rename one",
+            {"tasks": ("a/x.csv",), "shift": ("a/x.jsonl",)},
+            r"a/x.csv and a/x.jsonl \(the ending of a file .* rename one",
         ),
         ({"shift": ("a/x", "a/x")}, "two tasks have the same name 'x': a/x and a/x .* give each once"),
     ],
@@ -487,6 +488,13 @@ def test_the_command_line_exits_with_1_if_runs_failed(tmp_path, monkeypatch, cap
 def test_comparisons_that_make_no_sense_are_refused(changes, advice):
     with pytest.raises(InputError, match=advice):
         study(**changes)
+
+
+def test_versions_of_a_task_are_told_apart(tmp_path):
+    given = study(tasks=("a/x-1.0", "a/x-1.1"), methods=("lora",), seeds=(0,))
+    jobs = plan(given, tmp_path, {(task, "lora"): OWN for task in given.tasks})
+    assert [job.path.relative_to(tmp_path).parts[:2] for job in jobs] == [("runs", "x-1.0"), ("runs", "x-1.1")]
+    assert [task_name(it) for it in ("urns", "a/x.jsonl", "x.v2.jsonl.gz", "x.txt")] == ["urns", "x", "x.v2.jsonl", "x"]
 
 
 def test_a_task_may_be_learnt_and_be_a_shift_of_others(other, tmp_path):

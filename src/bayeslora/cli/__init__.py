@@ -30,6 +30,7 @@ from bayeslora.cli.lists import Methods, Models, Tasks
 from bayeslora.cli.measure import Bench
 from bayeslora.cli.parsing import one_line
 from bayeslora.cli.pipes import CLOSED_PIPE, reader_left
+from bayeslora.cli.progress_bars import spare_progress_bars
 from bayeslora.cli.report import Report
 from bayeslora.cli.runs import Calibrate, Compare, Evaluate, Quickstart, Train
 from bayeslora.cli.search import Tune
@@ -67,7 +68,8 @@ text (.txt) for language modelling.
 
 A model is given as the name of a built-in one, a directory in Hugging Face format, or a hub id such as org/model.
 
-Exit codes: 0 done, 1 failure, 2 bad input (one line on stderr says what to do), 130 interrupted."""
+Exit codes: 0 done, 1 failure, 2 bad input (one line on stderr says what to do), 130 interrupted, 141 if
+nobody reads the output any longer (as with | head)."""
 
 RESUMED = ("quickstart", "train", "compare", "ablate", "tune")
 """Verbs that go on where they were interrupted."""
@@ -104,8 +106,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # paths or tyro's bullets may not fit the terminal's encoding
+    arguments = sys.argv[1:] if arguments is None else arguments
+    spare_progress_bars(arguments)
     try:
-        code = _run(sys.argv[1:] if arguments is None else arguments)
+        code = _run(arguments)
         if sys.stdout is not None:
             sys.stdout.flush()  # rather than when the interpreter ends, which would report a closed pipe
     except OSError as error:  # of writing to stdout or stderr
@@ -144,9 +148,9 @@ def _with_help(arguments: Sequence[str]) -> Sequence[str]:
     """Arguments with ``help VERB`` as ``VERB --help``, and the help where there are none; a misspelt verb is refused."""
     if not arguments:
         return ["--help"]
-    first, *rest = arguments
-    if first == "help":
-        return [*rest[:1], "--help"]
+    if arguments[0] == "help":
+        arguments = [*arguments[1:2], "--help"]
+    first = arguments[0]
     if first not in VERBS and not first.startswith("-"):
         raise InputError(
             f"there is no verb {first!r}{did_you_mean(first, VERBS)}; choose {', '.join(VERBS)}, or see bayeslora --help"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tyro.conf import UseAppendAction
 
 from bayeslora.cli.collector import collector_paused, spare_collector_at_exit
-from bayeslora.cli.common import OfDraws
+from bayeslora.cli.common import OfDraws, quoted
 from bayeslora.cli.lazy_library import import_lazily
 from bayeslora.errors import InputError
 from bayeslora.number_checks import check_number
@@ -94,6 +94,10 @@ class Predict(OfDraws):
         if self.text is not None:
             if self.choice or self.passage or self.bare:
                 raise InputError("--choice, --passage and --bare belong to --question; leave them out with --text")
+            from bayeslora.tasks.rows import normalise
+
+            if not normalise(self.text):
+                raise InputError("the text is empty; give one with words")
             self._show({}, self._asked_resident("/v1/classify", {"text": self.text}) or self._classified(self.text))
             return
         from bayeslora.tasks import make_item
@@ -129,7 +133,7 @@ class Predict(OfDraws):
         if stays < minutes and not self.quiet:
             print(
                 f"bayeslora: note: the model is in memory already, for {stays:g} minutes and not {minutes:g}; to change that, "
-                f"end it first: bayeslora serve {self.directory} --stop",
+                f"end it first: bayeslora serve {quoted(self.directory)} --stop",
                 file=sys.stderr,
             )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bayeslora.cli.common import DataOptions, OfDraws
+from bayeslora.cli.common import DataOptions, OfDraws, quoted
 from bayeslora.errors import InputError
 from bayeslora.tasks.registry import check_task_names
 from bayeslora.wording import counted
@@ -56,7 +56,7 @@ class Cascade(OfDraws, DataOptions):
             if threshold is None:
                 raise InputError(
                     f"{self.directory}: has no threshold; give --threshold, or first run "
-                    f"bayeslora calibrate {self.directory} --error-rate 0.1"
+                    f"bayeslora calibrate {quoted(self.directory)} --error-rate 0.1"
                 )
             task = require_options(trained.find_task(self.task, self.data_dir))
             items = task.load(self.split).items[: self.max_questions]

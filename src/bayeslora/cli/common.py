@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,6 +154,11 @@ class OfDraws(OfRun):
                 trust_remote_code=self.trust_remote_code,
                 model=self.model,
             )
+
+
+def quoted(path: Path) -> str:
+    """A path as a shell takes it, for commands that are told to the user."""
+    return shlex.quote(str(path))
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], line: str, *, as_json: bool) -> None:

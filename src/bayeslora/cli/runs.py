@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from bayeslora.cli.common import DataOptions, OfDraws, OutputOptions, StudyOptions, Unnamed, print_result
+from bayeslora.cli.common import DataOptions, OfDraws, OutputOptions, StudyOptions, Unnamed, print_result, quoted
 from bayeslora.errors import InputError
+from bayeslora.method_names import check_method_names
 from bayeslora.progress import reporter
 from bayeslora.runs.config import Pairs, RunConfig, resolve
 from bayeslora.runs.directory import RunDirectory
@@ -80,7 +81,9 @@ class Train(DataOptions):
             print(json.dumps(result, default=dict))
         else:
             print_result(result, quiet=self.quiet)
-            print(f"adapter, predictions and result: {self.out} (bayeslora report {self.out} shows them on a page)")
+            print(
+                f"adapter, predictions and result: {self.out} (bayeslora report {quoted(self.out)} shows them on a page)"
+            )
 
     def _estimate(self) -> None:
         from bayeslora.train.estimate import estimate
@@ -208,6 +211,8 @@ class Compare(StudyOptions):
     def run(self) -> None:
         """Run what is missing, with the table on stdout."""
         check_task_names([*self.study.tasks, *self.study.shift])
+        if self.study.methods != ("all",):
+            check_method_names(self.study.methods)
         from bayeslora.studies.compare import compare
 
         with reporter(quiet=self.quiet) as report:

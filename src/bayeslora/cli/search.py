@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from bayeslora.cli.common import StudyOptions, Unnamed, print_result
+from bayeslora.cli.common import StudyOptions, Unnamed, print_result, quoted
 from bayeslora.progress import reporter
 from bayeslora.runs.config import resolve
 from bayeslora.tasks.registry import check_task_names
@@ -53,7 +53,7 @@ class Tune(StudyOptions):
                 print(f"chosen run ({self.out / 'chosen'}):")
                 print_result(tuned.applied, quiet=self.quiet)
             elif tuned.outcome.chosen is not None:
-                print(f"next: bayeslora train --config {self.out / 'chosen.json'} --out my-run")
+                print(f"next: bayeslora train --config {quoted(self.out / 'chosen.json')} --out my-run")
         if tuned.outcome.chosen is None:
             why = "all trials failed" if tuned.outcome.all_failed else "no trial keeps all constraints"
             raise RunsFailed(f"{why}; see {self.out / 'trials.md'}")

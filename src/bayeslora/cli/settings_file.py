@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -93,16 +94,29 @@ def _from_lora(origin: Path) -> Train | None:
     return None
 
 
+class _Yaml(yaml.SafeLoader):
+    """YAML with numbers such as ``1e-4``, which version 1.1 takes for text as they have no decimal point."""
+
+
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+|\d*\.\d+)[eE][-+]?\d+"), list("-+.0123456789")
+)
+
+
 def _read(path: Path) -> dict[str, Any]:
-    kind, parse = ("YAML", yaml.safe_load) if path.suffix in (".yaml", ".yml") else ("JSON", json.loads)
+    kind, parse = ("YAML", _parse_yaml) if path.suffix in (".yaml", ".yml") else ("JSON", json.loads)
     try:
-        values = parse(path.read_text(encoding="utf-8"))
+        values = parse(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{path}: cannot be read as {kind} ({reason}); give a file of settings") from error
     if not isinstance(values, dict):
         raise InputError(f'{path}: holds no {kind} object; give settings such as {{"model": "smollm2"}}')
     return values
+
+
+def _parse_yaml(text: str) -> Any:
+    return yaml.load(text, _Yaml)
 
 
 def _from_file(path: Path, values: Mapping[str, Any]) -> Train:
@@ -131,5 +145,5 @@ def _run(flat: Mapping[str, Any]) -> RunConfig:
 
 def _option(name: str, value: Any) -> Any:
     if name in _PATHS and isinstance(value, str):
-        return Path(value)
+        return Path(value).expanduser()  # as a shell does
     return tuple(value) if isinstance(value, list) else value

@@ -1,56 +1,16 @@
-"""The methods by name. To add one, add a file and a line here."""
+"""The methods by name. To add one, add a file here and a line to ``bayeslora/method_names.py``."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import version
 
 from bayeslora.errors import InputError, did_you_mean
-from bayeslora.methods import (
-    adalora,
-    bayesian_lora,
-    bbb,
-    blob,
-    c_lora,
-    checkpoint_ensemble,
-    deep_ensemble,
-    ivon,
-    laplace,
-    laplace_last_layer,
-    lora,
-    lora_plus,
-    mc_dropout,
-    monteclora,
-    pvera,
-    swag,
-    temperature,
-    tfb,
-    zero_shot,
-)
+from bayeslora.method_names import METHOD_NAMES, unknown_method
 from bayeslora.methods.base import Method, Preset
 
 ALL: dict[str, Method] = {
-    module.METHOD.name: module.METHOD
-    for module in (
-        lora,
-        lora_plus,
-        adalora,
-        mc_dropout,
-        checkpoint_ensemble,
-        swag,
-        deep_ensemble,
-        temperature,
-        bbb,
-        blob,
-        ivon,
-        tfb,
-        laplace,
-        laplace_last_layer,
-        c_lora,
-        monteclora,
-        pvera,
-        bayesian_lora,
-        zero_shot,
-    )
+    name: import_module(f"bayeslora.methods.{name.replace('-', '_')}").METHOD for name in METHOD_NAMES
 }
 
 
@@ -76,7 +36,7 @@ def find_method(name: str) -> Method:
             f"method {name!r} is an adapter of PEFT's own, from PEFT {since} on, and {version('peft')} is installed; update peft"
         )
     if name not in METHODS:
-        raise InputError(f"unknown method {name!r}{did_you_mean(name, METHODS)}; choose {', '.join(METHODS)}")
+        raise unknown_method(name, METHODS)
     return METHODS[name]
 
 

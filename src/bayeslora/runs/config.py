@@ -16,6 +16,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from bayeslora.errors import InputError, did_you_mean
 from bayeslora.layer_ranges import check_depth
+from bayeslora.method_names import check_method_names
 from bayeslora.number_checks import check_count, check_number, check_seed
 
 if TYPE_CHECKING:
@@ -303,6 +304,7 @@ class RunConfig:
 
 def resolve(config: RunConfig) -> RunConfig:
     """Fill in all settings that the method's preset decides."""
+    check_method_names([config.method])
     from bayeslora.methods import find_method, find_preset
     from bayeslora.methods.base import COMMON
     from bayeslora.posterior.registry import make_settings

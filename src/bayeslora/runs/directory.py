@@ -185,11 +185,17 @@ class RunDirectory:
                 "replace it"
             )
 
+    def clear_evaluation(self) -> None:
+        """Remove a result with its predictions, the result first, so that it never looks finished without them."""
+        files = (self.result, self.predictions, self.calibrated, self.solutions, self.answers)
+        for path in (*files, *self.path.glob("tokens-*.safetensors")):
+            path.unlink(missing_ok=True)
+
     def _clear(self) -> None:
         """Remove the run's files, the result first, so that a run without its adapter never looks finished."""
-        patterns = ("tokens-*.safetensors", f"{self.solutions.name}*", f"{self.answers.name}*")
-        found = [path for pattern in patterns for path in self.path.glob(pattern)]
-        for path in (self.result, self.predictions, self.calibrated, self.checkpoint, *found):
+        self.clear_evaluation()
+        begun = [path for file in (self.solutions, self.answers) for path in self.path.glob(f"{file.name}.*")]
+        for path in (self.checkpoint, *begun):
             path.unlink(missing_ok=True)
         for folder in (self.adapter, *self.path.glob("lora-[0-9]*")):
             shutil.rmtree(folder, ignore_errors=not folder.exists())

@@ -85,14 +85,22 @@ def _evaluate(
         if reference is not None:
             raise InputError(f"reference belongs to tasks of text, and task {task.name!r} has questions; leave it out")
         raw, calibrated = trained.predict_task_both(task, split)
+        _clear(out)
         return evaluate_questions(raw, calibrated, trained.calibration), {"questions": len(raw.items)}
     require_evaluable(trained.config, task, trained.samples)
     if reference is not None:
         read_reference(reference, split)  # fail early
     texts = task.encode(split, trained.loaded.tokenizer, trained.config.data.max_tokens)
+    _clear(out)
     evaluator = replace(trained.token_evaluator(), state=trained.directory.fingerprint())
     evaluated = evaluator(task, split, texts, None if out is None else RunDirectory(out), reference)
     return evaluated, {"texts": len(texts), "tokens": sum(text.terms for text in texts)}
+
+
+def _clear(out: Path | None) -> None:
+    """Remove an earlier evaluation, which may have been of another kind of task."""
+    if out is not None:
+        RunDirectory(out).clear_evaluation()
 
 
 def _with_shift(trained: TrainedModel, evaluated: EvaluatedSplit) -> EvaluatedSplit:

@@ -271,35 +271,43 @@ class TrainedModel:
         if isinstance(source, AnswerTask):
             if tolerance is not None:
                 raise InputError("tolerance is for questions with options; leave it out")
-            evaluator = self.token_evaluator()
-            require_enough(evaluator.count_answers(source, split), f"{name}, {split}")
-            records = evaluator.answers(source, split)
-            found = calibrate_answers(records, error_rate=error_rate, coverage=coverage)
-            found = replace(
-                found,
-                posterior_scale=self.calibration.posterior_scale,
-                temperature=self.own.temperature,
-                draw_layers=self.draw_layers,
-                samples=self.samples or None,
-            )
-        else:
-            items = _with_answers(require_options(source), split)
-            require_enough(len(items), f"{name}, {split}")
-            scorer = make_scorer(self.model, self.loaded, self.config, None)  # scores the same questions repeatedly
-            found = choose_calibration(
-                self._predictor_with(scorer),
-                items,
-                error_rate=error_rate,
-                coverage=coverage,
-                tolerance=tolerance,
-                advance=self.report.stage("calibrating"),
-            )
-        self.draw_layers = found.draw_layers
-        self.calibration = replace(found, task=name, split=split)
-        save_calibration(self.calibration, self.model, self.directory)
-        if not isinstance(source, AnswerTask):
-            self.familiarity = renew_familiarity(self, items, data_dir, flagging)
+            self._keep(self._fit_confidence(source, split, error_rate, coverage), name, split)
+            return self.calibration
+        items = _with_answers(require_options(source), split)
+        require_enough(len(items), f"{name}, {split}")
+        scorer = make_scorer(self.model, self.loaded, self.config, None)  # scores the same questions repeatedly
+        found = choose_calibration(
+            self._predictor_with(scorer),
+            items,
+            error_rate=error_rate,
+            coverage=coverage,
+            tolerance=tolerance,
+            advance=self.report.stage("calibrating"),
+        )
+        self._keep(found, name, split)
+        self.familiarity = renew_familiarity(self, items, data_dir, flagging)
         return self.calibration
+
+    def _fit_confidence(
+        self, task: AnswerTask, split: str, error_rate: float | None, coverage: float | None
+    ) -> Calibration:
+        """The confidence of free answers, fitted to a split, with the scale, temperature and draws in use."""
+        evaluator = self.token_evaluator()
+        require_enough(evaluator.count_answers(task, split), f"{task.name}, {split}")
+        found = calibrate_answers(evaluator.answers(task, split), error_rate=error_rate, coverage=coverage)
+        return replace(
+            found,
+            posterior_scale=self.calibration.posterior_scale,
+            temperature=self.own.temperature,
+            draw_layers=self.draw_layers,
+            samples=self.samples or None,
+        )
+
+    def _keep(self, found: Calibration, task: str, split: str) -> None:
+        """Use a calibration from now on, and save it with the adapter."""
+        self.draw_layers = found.draw_layers
+        self.calibration = replace(found, task=task, split=split)
+        save_calibration(self.calibration, self.model, self.directory)
 
     def set_posterior_scale(self, scale: float) -> None:
         """Multiply every standard deviation of the posterior, in this object only: nothing on disk changes."""

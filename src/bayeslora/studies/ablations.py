@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bayeslora.errors import InputError, did_you_mean
-from bayeslora.runs.config import RunConfig
+from bayeslora.runs.config import MOST_SAMPLES, RunConfig, check_samples
 
 BASE = "bayesian-lora"
 """The ablated method."""
@@ -157,8 +157,7 @@ def _placement(value: str) -> Variation:
 
 def _samples(value: str) -> Variation:
     samples = int(value)
-    if samples < 0:
-        raise ValueError
+    check_samples(samples)
     return Variation(samples=samples)
 
 
@@ -251,7 +250,7 @@ _ALL = (
         "weight draws that are averaged, 0 for the mean; no training but of one run per seed",
         axis="weight draws",
         values=tuple(map(str, range(1, 11))),
-        takes="whole numbers from 0",
+        takes=f"whole numbers from 0 to {MOST_SAMPLES}",
         vary=_samples,
     ),
     Ablation(

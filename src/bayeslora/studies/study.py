@@ -10,6 +10,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from bayeslora.errors import InputError
+from bayeslora.runs.card import DATA_SUFFIXES
 from bayeslora.runs.config import AdapterConfig, DataConfig, ModelConfig, PredictionConfig, RunConfig, TrainingConfig
 
 
@@ -44,10 +45,13 @@ class Study:
 
 
 def task_name(task: str) -> str:
-    """A task's name, also if it was given as a path."""
+    """A task's name, also if it was given as a path; only the ending of a file of data is left out."""
     from bayeslora.tasks import TASKS
 
-    return task if task in TASKS else Path(task).stem
+    if task in TASKS:
+        return task
+    path = Path(task)
+    return path.stem if path.suffix in DATA_SUFFIXES else path.name
 
 
 def require_distinct(name: str, values: Sequence[object]) -> None:
@@ -63,7 +67,7 @@ def require_distinct_tasks(tasks: Sequence[str]) -> None:
         name = task_name(task)
         if name in seen:
             raise InputError(
-                f"two tasks have the same name {name!r}: {seen[name]} and {task} (what is behind the last dot does not count); "
+                f"two tasks have the same name {name!r}: {seen[name]} and {task} (the ending of a file does not count); "
                 "give each once, or rename one"
             )
         seen[name] = task

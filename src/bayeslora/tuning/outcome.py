@@ -18,6 +18,7 @@ from bayeslora.figures.pareto import FrontPoint, pareto_figure
 from bayeslora.runs.config import RunConfig
 from bayeslora.runs.environment import describe_environment
 from bayeslora.runs.saved_config import to_dict
+from bayeslora.studies.study import task_name
 from bayeslora.tuning.config import OBJECTIVES, Tuning
 from bayeslora.tuning.front import Floats, hypervolume, non_dominated, reference_point
 from bayeslora.tuning.log import Trial
@@ -206,5 +207,5 @@ def _draw(outcome: Outcome, path: Path) -> None:
         path,
         baseline=outcome.baseline,
         bounds=metric_bounds(outcome),
-        title=f"{run.method} on {Path(run.task).stem}, validation split",
+        title=f"{run.method} on {task_name(run.task)}, validation split",
     )
