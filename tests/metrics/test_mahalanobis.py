@@ -89,6 +89,17 @@ def test_features_that_do_not_vary_are_handled(n: int) -> None:
     assert fit_gaussian(x).scale[2] == 1 and np.isfinite(fit_gaussian(x).distances(features(3, 4))).all()
 
 
+@pytest.mark.parametrize("n", [100, 5000])
+def test_rounding_of_a_sum_is_no_variation(n: int) -> None:
+    """A sum of many equal numbers is rounded, so their mean is not quite their value, and their variance not quite zero."""
+    x = features(n, 4)
+    without = fit_gaussian(np.delete(x, 2, axis=1)).distances(np.delete(x[:1], 2, axis=1))
+    x[:, 2] = 0.1
+    moved = x[:1] + np.array([0, 0, 1e-12, 0])
+    assert fit_gaussian(x).scale[2] == 1
+    np.testing.assert_allclose(fit_gaussian(x).distances(moved), without, rtol=0.05)
+
+
 def test_single_precision_is_computed_in_double() -> None:
     x = features(40, 6).astype(np.float32)
     assert fit_gaussian(x).mean.dtype == np.float64

@@ -94,6 +94,20 @@ def test_in_training_and_before_two_iterates_it_is_the_lora():
     assert posterior.iterates == 0 and torch.equal(posterior.eval().draw(1)["q"].A[0], fresh.A_6x5_r2[0])
 
 
+def test_a_second_run_has_iterates_of_its_own_and_a_frozen_adapter_keeps_those_it_has():
+    posterior = build(start=0.5, iterates=6, columns=3).eval()
+    walk(posterior, 12)
+    with torch.no_grad():
+        for parameter in posterior.parameters():
+            parameter += 100.0
+    iterates = walk(posterior, 12)[6:]
+    draws = flat(posterior.draw(400, torch.Generator().manual_seed(1), "independent"))
+    assert posterior.iterates == 6 and ((draws - iterates.mean(0)).abs() < 50).all()
+    before = flat(posterior.draw(4, torch.Generator().manual_seed(0)))
+    walk(posterior.requires_grad_(False), 12)
+    assert torch.equal(flat(posterior.draw(4, torch.Generator().manual_seed(0))), before)
+
+
 def test_settings_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="start must be at least 0 and below 1, got 1"):
         SwagConfig(start=1.0)

@@ -1,10 +1,13 @@
 """TFB: turning the factors changes nothing, its noise is as wide in every direction, and the search returns what fits."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 
 from bayeslora.errors import InputError
-from bayeslora.methods.tfb import search_width
+from bayeslora.methods.tfb import _change_on_anchors, search_width
 from bayeslora.posterior import Factors, LayerShape
 from bayeslora.posterior.tfb import TfbConfig, TfbPosterior
 
@@ -115,6 +118,32 @@ def test_a_model_that_bears_no_noise_gets_none_and_a_tolerance_that_nothing_exce
         InputError, match=r"tolerance is 1, and noise of width 30.72, .* by 0.7 only; give less than that"
     ):
         search_width(lambda width: 0.7, TfbConfig(tolerance=1.0))
+
+
+class Anchors:
+    encoded = range(3)
+
+    def __len__(self):
+        return 3
+
+
+def test_a_lora_that_is_certain_of_all_anchors_keeps_its_width_while_it_is():
+    """Its NLL is 0, so every change of it is larger than any share."""
+    posterior = SimpleNamespace(config=TfbConfig(change="nll"), width=0.0)
+
+    def score(anchors):
+        certain = posterior.width < 0.01
+        return SimpleNamespace(predictive=np.log([[1.0, 1e-300] if certain else [0.9, 0.1]] * len(anchors)))
+
+    predictor = SimpleNamespace(score=score, with_draws=lambda samples: predictor)
+    inputs = SimpleNamespace(
+        train=Anchors(),
+        seed=0,
+        predictor=predictor,
+        report=SimpleNamespace(stage=lambda name: lambda done, total: None),
+    )
+    change = _change_on_anchors(inputs, posterior)
+    assert change(0.005) == 0.0 and change(0.02) > 1e6
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,9 @@ from bayeslora.posterior.tfb import TfbConfig, TfbPosterior
 WIDENINGS = 12
 """Maximum number of times the interval is doubled or halved until its ends bracket the tolerance."""
 
+LEAST_NLL = 1e-300
+"""A LoRA that is certain of all anchors has an NLL of 0, relative to which every change is large."""
+
 
 def fit(inputs: PostHocInputs) -> PostHocResult:
     """Find the largest width whose predictions on the anchors stay within the tolerance; labels are not used."""
@@ -84,7 +87,7 @@ def _change_on_anchors(inputs: QuestionPostHocInputs, posterior: TfbPosterior) -
         if config.change == "accuracy":
             moved = float((after.argmax(axis=1) != labels).mean())
         else:
-            moved = abs(nll(after) - nll(before)) / nll(before)
+            moved = abs(nll(after) - nll(before)) / max(nll(before), LEAST_NLL)
         return moved / len(anchors) if config.divide_by_anchors else moved
 
     return change

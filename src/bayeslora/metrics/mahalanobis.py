@@ -80,7 +80,7 @@ def fit_gaussian(features: ArrayLike) -> FeatureGaussian:
     if len(x) < 2:
         raise ValueError(f"features must have at least two rows, got {len(x)}")
     mean, scale = x.mean(axis=0), x.std(axis=0)
-    scale[scale <= np.finfo(np.float64).eps * np.abs(x).max(axis=0)] = 1.0  # constant, up to round-off
+    scale[scale <= len(x) * np.finfo(np.float64).eps * np.abs(x).max(axis=0)] = 1.0  # constant, up to round-off
     z = (x - mean) / scale
     _, singular, directions = np.linalg.svd(z, full_matrices=False)
     variances = np.square(singular) / len(z)

@@ -80,6 +80,8 @@ def build_posterior(
         raise ValueError(f"posterior {name!r} covers all layers or none; those that can leave some out are {allowed}")
     if snapshots.kept and POSTERIORS[name].amortised:
         raise ValueError(f"posterior {name!r} depends on the input, so snapshots of it have no common mean; keep none")
+    if snapshots.kept and POSTERIORS[name] is SwagPosterior:
+        raise ValueError(f"posterior {name!r} collects iterates itself, and early snapshots would have none; keep none")
     return POSTERIORS[name](layers, config, seed, points, snapshots)
 
 

@@ -75,6 +75,10 @@ class SwagPosterior(PointPosterior):
     @torch.no_grad()
     def _after_step(self, step: int, steps: int) -> None:
         """Collect the iterate if it is due (Welford's method: the variance is not a difference of large numbers)."""
+        if not any(parameter.requires_grad for parameter in self.parameters()):
+            return  # this adapter is not being trained
+        if step == 1:
+            self._forget()  # the iterates of an earlier run
         if not self.config.due(step, steps):
             return
         collected = self.get_buffer("collected")
@@ -126,6 +130,9 @@ class SwagPosterior(PointPosterior):
 
     def _start_from(self, factors: Factors) -> None:
         super()._start_from(factors)
+        self._forget()
+
+    def _forget(self) -> None:
         self.get_buffer("collected").zero_()
         for name, buffer in self.named_buffers():
             if name.startswith(("average_", "variance_")):
