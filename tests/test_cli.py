@@ -376,7 +376,7 @@ def test_public_names_are_listed() -> None:
 def test_a_wrong_directory_is_told_before_anything_is_imported(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "bayeslora.runs.trained", None)
+    monkeypatch.setitem(sys.modules, "bayeslora.runs.load", None)
     more = {
         "predict": ["--question", "a", "--choice", "b", "--choice", "c"],
         "generate": ["--prompt", "a"],

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from bayeslora.adapter import BayesLoraConfig, BayesLoraModel, find_holder
     from bayeslora.models import load_model
     from bayeslora.runs.config import RunConfig
-    from bayeslora.runs.trained import TrainedModel, load_run
+    from bayeslora.runs.load import load_run
+    from bayeslora.runs.trained import TrainedModel
     from bayeslora.train.trainer import BayesLoraTrainer, BayesLoraTrainerMixin
 
 __version__ = "0.1.0.dev0"
@@ -40,7 +41,7 @@ _HOMES = {
     "TrainedModel": "bayeslora.runs.trained",
     "find_holder": "bayeslora.adapter",
     "load_model": "bayeslora.models",
-    "load_run": "bayeslora.runs.trained",
+    "load_run": "bayeslora.runs.load",
 }
 
 

@@ -18,7 +18,7 @@ from bayeslora.predict.questions.predictions import read_predictions
 from bayeslora.predict.questions.predictor import Predictor
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.evaluation import evaluate
-from bayeslora.runs.trained import load_run
+from bayeslora.runs.load import load_run
 from bayeslora.tasks import load_task, require_gold
 from bayeslora.train import PredictionConfig, train
 from train.tiny import SIZES, bayeslora, finished, options, question, read_json, run_config, task_directory, write_task

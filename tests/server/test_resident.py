@@ -64,7 +64,7 @@ def unloadable(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: object, **__: object) -> None:
         raise Loaded
 
-    monkeypatch.setattr("bayeslora.runs.trained.load_run", load)
+    monkeypatch.setattr("bayeslora.runs.load.load_run", load)
 
 
 def served(run: Path, **changes: Any) -> Served:
@@ -150,7 +150,7 @@ def test_a_server_says_what_the_process_would(
     words = ["predict", run, *asked, *CPU, *output, "--quiet"]
     assert bayeslora(*words) == 0
     want = capsys.readouterr()
-    monkeypatch.setattr("bayeslora.runs.trained.load_run", None)  # which cannot be called
+    monkeypatch.setattr("bayeslora.runs.load.load_run", None)  # which cannot be called
     with resident(trained, served(run)):
         assert bayeslora(*words) == 0
     assert capsys.readouterr() == want and want.out
@@ -168,7 +168,7 @@ def test_a_text_is_classified_as_by_the_process(
         with monkeypatch.context() as patched:
             assert bayeslora("predict", run, *words, *CPU, "--quiet") == 0
             want = capsys.readouterr()
-            patched.setattr("bayeslora.runs.trained.load_run", None)
+            patched.setattr("bayeslora.runs.load.load_run", None)
             with resident(trained, served(run)) as server:
                 assert bayeslora("predict", run, *words, *CPU, "--quiet") == 0
         assert capsys.readouterr() == want and want.out
@@ -530,7 +530,7 @@ def test_a_server_that_was_started_by_hand_is_asked_and_ended(
     assert bayeslora(*words) == 0
     want = capsys.readouterr()
     with process(run, "--device", "cpu") as (server, url):
-        monkeypatch.setattr("bayeslora.runs.trained.load_run", None)
+        monkeypatch.setattr("bayeslora.runs.load.load_run", None)
         assert bayeslora(*words) == 0
         assert capsys.readouterr() == want
         assert bayeslora("serve", run, "--stop", "--json") == 0

@@ -13,7 +13,7 @@ import pytest
 
 from bayeslora.errors import InputError
 from bayeslora.predict.questions.predictions import read_predictions
-from bayeslora.runs.trained import load_run
+from bayeslora.runs.load import load_run
 from bayeslora.studies import pool, worker
 from bayeslora.studies.ablate import ablate
 from bayeslora.studies.ablation import AblationStudy

@@ -23,7 +23,7 @@ from bayeslora.errors import InputError
 from bayeslora.models import load_model
 from bayeslora.predict.questions.predictions import read_predictions
 from bayeslora.predict.questions.scorer import Scorer
-from bayeslora.runs.trained import load_run
+from bayeslora.runs.load import load_run
 from bayeslora.train import AdapterConfig, RunContext, TrainingConfig, train
 from bayeslora.train.checkpoint import TrainingState
 from bayeslora.train.fit import Fit

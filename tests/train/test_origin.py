@@ -19,7 +19,7 @@ from bayeslora.methods import METHODS
 from bayeslora.methods.laplace import STEPS
 from bayeslora.predict.questions.predictions import read_predictions
 from bayeslora.predict.questions.predictor import Predictor
-from bayeslora.runs.trained import load_run
+from bayeslora.runs.load import load_run
 from bayeslora.train import AdapterConfig, PredictionConfig, TrainingConfig, train
 from bayeslora.train.origin import SEED_DISTANCE, lora_runs
 from tiers import some

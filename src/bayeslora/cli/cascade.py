@@ -77,7 +77,7 @@ class Cascade(OfDraws, DataOptions):
     def _second(self) -> Second:
         if self.second is not None:
             from bayeslora.runs.cascade import second_run
-            from bayeslora.runs.trained import load_run
+            from bayeslora.runs.load import load_run
 
             return second_run(load_run(self.second, device=self.device, trust_remote_code=self.trust_remote_code))
         from bayeslora.remote.endpoint import Endpoint

@@ -141,7 +141,7 @@ class OfDraws(OfRun):
         if self.samples is not None:
             check_samples(self.samples)  # before anything is loaded
         self.require_directory()
-        from bayeslora.runs.trained import load_run
+        from bayeslora.runs.load import load_run
 
         with reporter(quiet=self.quiet) as report:
             yield load_run(

@@ -62,7 +62,7 @@ class Merge(OfRun):
         """Merge, with the path on stdout."""
         self.require_directory()
         from bayeslora.export.adapters import merge_run
-        from bayeslora.runs.trained import load_run
+        from bayeslora.runs.load import load_run
 
         with reporter(quiet=self.quiet) as report:
             trained = load_run(

@@ -13,9 +13,9 @@ from bayeslora.progress import Reporter, Silent
 from bayeslora.runs.config import RunConfig
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.evaluation import evaluate
+from bayeslora.runs.load import load_run
 from bayeslora.runs.predictors import load_base
 from bayeslora.runs.saved_config import from_dict
-from bayeslora.runs.trained import load_run
 from bayeslora.studies.plan import Evaluation, Job, StudyJob
 from bayeslora.train.run import RunContext, train
 
