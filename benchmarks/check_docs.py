@@ -26,7 +26,9 @@ REPORTS = ROOT / "benchmarks/reports"
 
 
 def test_figures_of_the_readme() -> None:
-    results = [json.loads(file.read_text()) for file in sorted((ROOT / "benchmarks/results/quickstart").glob("*.json"))]
+    results = [
+        json.loads(file.read_text()) for file in sorted((ROOT / "benchmarks/results/quickstart").glob("seed-*.json"))
+    ]
     for title, method in (("LoRA", "lora"), ("Bayesian-LoRA", "bayesian-lora")):
         row = [
             mean(result[method]["metrics"][metric] for result in results)
@@ -36,13 +38,31 @@ def test_figures_of_the_readme() -> None:
         assert line in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_figures_of_the_quickstart_with_the_default_preset() -> None:
-    files = sorted((ROOT / "benchmarks/results/quickstart/default").glob("*.json"))
-    results = [json.loads(file.read_text(encoding="utf-8"))["bayesian-lora"] for file in files]
-    nll, ece = ([f"{result['metrics'][name]:.3f}" for result in results] for name in ("nll", "ece"))
-    page = " ".join((REPORTS / "quickstart.md").read_text(encoding="utf-8").split())
-    assert f"the NLL is {nll[0]}, {nll[1]} and {nll[2]} and the ECE {ece[0]}, {ece[1]} and {ece[2]} " in page
-    assert all(result["environment"]["commit"].startswith("6682ece") for result in results)
+def test_figures_of_the_quickstart() -> None:
+    page = (REPORTS / "quickstart.md").read_text(encoding="utf-8")
+    names = ("acc", "nll", "ece", "distance_to_truth")
+
+    def cells(result: Any) -> str:
+        values = [result["metrics"][name] for name in names] + [
+            result["calibrated"]["metrics"][name] for name in names[1:]
+        ]
+        return " | ".join(f"{value:.3f}" for value in values)
+
+    for seed in range(3):
+        ours, published = read(f"quickstart/seed-{seed}.json"), read(f"quickstart/inducing/seed-{seed}.json")
+        for method, result in ours.items():
+            assert f"| {seed} | `{method}` | {cells(result)} |" in page
+            assert result["environment"]["commit"].startswith("25b880c")
+        assert f"| {seed} | {cells(published['bayesian-lora'])} |" in page
+
+    rows: dict[str, list[str]] = {}
+    for run in read("quickstart/validation.json")["runs"]:
+        shown = [run[name] for name in ("expected_nll", "expected_acc", "confidence", "distance_to_truth")]
+        key = json.dumps([run["method"], run["preset"], run["settings"]])
+        rows[key] = [*rows.get(key, []), *(f"{value:.3f}" for value in shown)]
+    for found in rows.values():
+        columns = [", ".join(found[column::4]) for column in range(4)]
+        assert " | ".join(columns) in page
 
 
 def printed_by(script: str, *given: object) -> str:

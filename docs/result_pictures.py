@@ -45,7 +45,7 @@ def draw_confidence(results: Path) -> Figure:
     axes.set_yticks(list(ticks), list(ticks.values()))
     axes.invert_yaxis()
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.legend(loc="lower right")
+    figure.legend(loc="outside upper right", ncols=2)
     return figure
 
 
