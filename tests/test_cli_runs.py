@@ -189,6 +189,15 @@ def test_an_adapter_of_peft_to_start_from_gives_model_and_shape(targets: Any, tm
     assert verb.experiment.start_from == (str(tmp_path),)
 
 
+def test_a_wrong_place_to_start_from_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "--method", "tfb", "--out", tmp_path / "out", "--start-from"]
+    assert bayeslora(*words, tmp_path / "nowhere") == 2
+    assert "nowhere: no such directory; give that of a LoRA's run or adapter" in refusal(capsys)
+    write_settings(tmp_path / "config.json", to_dict(resolve(RunConfig(model="smollm2", task="urns"))))
+    assert bayeslora(*words, tmp_path) == 2
+    assert f"{tmp_path}: is a run of method 'bayesian-lora'; give one of method 'lora'" in refusal(capsys)
+
+
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_options_win_over_the_file(where: str, tmp_path: Path, resolved: list[dict[str, Any]]) -> None:
     file = ["--config", write_settings(tmp_path / "run.json", FLAT)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from bayeslora import BayesLoraConfig, load_model, load_run
+from bayeslora import BayesLoraConfig, cli, load_model, load_run
 from bayeslora.errors import InputError
 from bayeslora.models import load as loading
 from bayeslora.models.locate import BUILTINS, Builtin
@@ -172,6 +173,23 @@ def test_an_adapter_of_the_built_in_model_does_not_look_for_its_original_on_the_
     assert run_of_adapter(RunDirectory(tmp_path)).model == "org/original"
 
 
+def test_training_from_an_adapter_of_the_built_in_model_does_not_look_for_its_original(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = Path(model_directory())
+    monkeypatch.setitem(BUILTINS, "tiny", Builtin("", "", lambda: base, lambda: base, "org/original"))
+    get_peft_model(load_model("tiny").model, BayesLoraConfig(posterior="point", r=2)).save_pretrained(tmp_path)
+    words = ["train", "--start-from", str(tmp_path), "--task", "urns", "--out", "x"]
+    assert cli.parse(words).experiment.model == "tiny"
+    assert cli.parse([*words, "--model", "org/other"]).experiment.model == "org/other"
+
+
+def test_a_directory_that_does_not_exist(tmp_path: Path) -> None:
+    message = f"{tmp_path}/nowhere: no such directory; give that of a run or an adapter, or an adapter's id on the hub"
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        load_run(tmp_path / "nowhere")
+
+
 def test_an_exported_lora_of_the_built_in_model_does_not_look_for_its_original_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,7 +227,10 @@ def test_damaged_adapters_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no JSON object"):
         load_run(place)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="or of an adapter that PEFT has saved"):
+    with pytest.raises(
+        InputError,
+        match="holds no run that can be used; give a directory that bayeslora train, PEFT or TRL has written",
+    ):
         load_run(tmp_path / "empty")
 
 

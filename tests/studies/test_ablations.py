@@ -201,7 +201,10 @@ def test_values_that_make_no_sense_are_refused(name: str, value: str, advice: st
 
 
 def test_an_unknown_ablation_is_refused() -> None:
-    with pytest.raises(InputError, match=r"unknown ablation 'flow_depth' \(did you mean 'flow-depth'\?\); choose flow"):
+    with pytest.raises(
+        InputError,
+        match=r"unknown ablation 'flow_depth' \(did you mean 'flow-depth'\?\); choose flow.*, preset, or all$",
+    ):
         find_ablation("flow_depth")
 
 

@@ -161,7 +161,9 @@ def test_paths_that_cannot_be_read(tmp_path: Path) -> None:
     missing = "no such file or directory; pass a file of rows or a directory with splits"
     assert failure(lambda: load_task(tmp_path / "no.jsonl")) == f"{tmp_path}/no.jsonl: {missing}"
     assert failure(lambda: load_task(f"{tmp_path}/no/thing")) == f"{tmp_path}/no/thing: {missing}"
-    assert failure(lambda: read_items(tmp_path)) == f"{tmp_path}: {missing}"
+    formats = "pass a file of rows (.jsonl, .csv, .parquet)"
+    assert failure(lambda: read_items(tmp_path)) == f"{tmp_path}: is no file; {formats}"
+    assert failure(lambda: read_items(tmp_path / "no.jsonl")) == f"{tmp_path}/no.jsonl: no such file; {formats}"
     (tmp_path / "x.xls").touch()
     assert failure(lambda: load_task(tmp_path / "x.xls")) == (
         f"{tmp_path}/x.xls: is not named .jsonl.gz, .jsonl, .csv.gz, .csv, .parquet; pass a file of rows with such a name"

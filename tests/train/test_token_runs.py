@@ -169,6 +169,7 @@ def test_references_that_cannot_be_used(
         (tmp_path / "run", "test", "is of method 'mc-dropout'; give a run of method 'lora'"),
         (lora, "train", "has no scores of the tokens of split 'train'"),
         (tmp_path / "empty", "test", "no such file"),
+        (tmp_path / "nowhere", "test", "nowhere: no such directory; give that of a LoRA's run"),
     ):
         assert bayeslora("evaluate", tmp_path / "run", "--reference", reference, "--split", split, "--quiet") == 2
         assert message in refusal(capsys)
@@ -249,7 +250,9 @@ def test_bad_input_is_one_line_and_touches_nothing(
 
 def test_verbs_that_need_questions_say_so(lora: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bayeslora("calibrate", lora, "--quiet") == 2
-    assert "has no questions with options" in refusal(capsys)
+    assert "cannot be used for calibration; choose one of questions with choices or with short answers" in refusal(
+        capsys
+    )
     assert bayeslora("evaluate", lora, "--task", "urns", "--reference", lora, "--quiet") == 2
     assert "reference belongs to tasks of text" in refusal(capsys)
 

@@ -63,8 +63,8 @@ Start here:
     bayeslora --tyro-print-completion bash                      completion for bash, zsh or tcsh
     bayeslora --version
 
-A task is a name, or a file of your own: questions as JSON lines {"question": ..., "choices": [...], "answer": ...}, or plain
-text (.txt) for language modelling.
+A task is a name, a file of your own (.jsonl, .csv, .parquet, or .txt for plain text), or a data set of the hub. The fields of
+its rows say what is learnt, such as {"question": ..., "choices": [...], "answer": ...}; see bayeslora train --help.
 
 A model is given as the name of a built-in one, a directory in Hugging Face format, or a hub id such as org/model.
 

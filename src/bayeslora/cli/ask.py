@@ -49,12 +49,13 @@ class Predict(OfDraws):
     bare: bool = False
     """Use the question as it is, without the prompt template of benchmarks: for runs trained that way, such as on urns."""
     input: Path | None = None
-    """A file of JSON lines with questions and choices, of any length; answers are JSON lines in the same order. For runs
-    that were trained on texts with labels, a line may have a text instead."""
+    """A file (.jsonl, .csv, .parquet) with questions and choices, of any length; answers are JSON lines in the same order. For
+    runs that were trained on texts with labels, a row may have a text instead."""
     output: Path | None = None
     """File for the answers to --input. If interrupted, the same command resumes. Without it answers are printed."""
     level: float = 0.9
-    """Coverage of the prediction set: how often it contains the right choice; needs a calibrated run."""
+    """Coverage of the prediction set: how often it contains the right choice. Needs a calibrated run, and is 0.5, 0.8, 0.9, 0.95
+    or 0.99; the last two need at least 19 and 99 questions to calibrate on."""
     raw: bool = False
     """Ignore the calibration of the run."""
     force: bool = False

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
-from bayeslora.errors import InputError
-from bayeslora.hub_names import is_hub_id
 from bayeslora.progress import Reporter, reporter
 from bayeslora.runs.config import check_samples
-from bayeslora.runs.location import find_directory
+from bayeslora.runs.location import find_directory, require_directory
 from bayeslora.runs.result import RunResult
 from bayeslora.server.announcement import Served
 from bayeslora.wording import counted
@@ -101,18 +99,9 @@ class OfRun(DeviceOptions):
 
     def require_directory(self) -> None:
         """Refuse a directory without a run or an adapter, before the libraries are imported that load one."""
-        name, place = str(self.directory), self.directory.expanduser()
-        if not place.exists():
-            if is_hub_id(name):
-                find_directory(name)
-                return
-            raise InputError(
-                f"{name}: no such directory; give that of a run or an adapter, or an adapter's id on the hub"
-            )
-        if not any((place / file).exists() for file in ("config.json", "adapter_config.json")):
-            raise InputError(
-                f"{name}: holds no run that can be used; give a directory that bayeslora train, PEFT or TRL has written"
-            )
+        require_directory(self.directory)
+        if not self.directory.expanduser().exists():
+            find_directory(self.directory)
 
 
 @dataclass(frozen=True, kw_only=True)

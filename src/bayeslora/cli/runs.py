@@ -191,7 +191,7 @@ def _print_calibration(found: Calibration, warnings: Sequence[str]) -> None:
         weights = zip(found.confidence.features, found.confidence.weights, strict=True)
         print("confidence by " + ", ".join(f"{name} {weight:+.2f}" for name, weight in weights))
     if found.threshold is not None:
-        print(f"answers if the confidence is at least {found.threshold:.3f}, for {found.target}")
+        print(f"answers if the confidence is at least {found.threshold:.3f} (target: {found.target})")
     size = [] if found.questions is None else [counted(found.questions, "question")]
     told = ", ".join([*filter(None, (found.task, found.split)), *size])
     for name in found.before:

@@ -41,6 +41,8 @@ def defaults_of_train(arguments: Sequence[str]) -> Train | None:
     scanner = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     scanner.add_argument("--config", action="append", default=[])
     scanner.add_argument("--start-from", "--start_from", nargs="*", default=[])
+    scanner.add_argument("--model")
+    scanner.add_argument("--task")
     scanner.add_argument("--method", default="bayesian-lora")
     scanner.add_argument("--preset", default="default")
     scanner.add_argument("-h", "--help", action="store_true")
@@ -55,7 +57,10 @@ def defaults_of_train(arguments: Sequence[str]) -> Train | None:
     if given.config:
         return _from_file(Path(given.config[0]), _read(Path(given.config[0])))
     if given.start_from:
-        return _from_lora(Path(given.start_from[0]))
+        origin = Path(given.start_from[0])
+        if not origin.exists() and None in (given.model, given.task):  # which it was to say
+            raise InputError(f"--start-from: {origin}: no such directory; give that of a LoRA's run or adapter")
+        return _from_lora(origin)
     return _defaults_of_method(given.method, given.preset) if given.help else None
 
 
@@ -80,7 +85,10 @@ def with_pairs(given: Train, defaults: Train) -> Train:
 def _from_lora(origin: Path) -> Train | None:
     """Model, data, shape and training of the LoRA to start from: a run of ours, or an adapter of PEFT's."""
     if (origin / "config.json").exists():
-        run = {name: it for name, it in _read(origin / "config.json").items() if name not in _NOT_INHERITED}
+        saved = _read(origin / "config.json")
+        if saved.get("method", "lora") != "lora":
+            raise InputError(f"{origin}: is a run of method {saved['method']!r}; give one of method 'lora'")
+        run = {name: it for name, it in saved.items() if name not in _NOT_INHERITED}
         if isinstance(run.get("adapter"), dict):
             own = ("settings", "posterior")  # of the LoRA's own method
             run["adapter"] = {name: it for name, it in run["adapter"].items() if name not in own}
@@ -90,8 +98,21 @@ def _from_lora(origin: Path) -> Train | None:
         values = {ours: adapter.get(theirs) for theirs, ours in _PEFT_NAMES.items()}
         if isinstance(values["targets"], str):  # a regular expression, or a word such as all-linear
             values["targets"] = [values["targets"]]
+        values["model"] = _builtin(origin, values["model"]) or values["model"]
         return _from_file(origin / "adapter_config.json", values)
     return None
+
+
+def _builtin(origin: Path, hub_id: Any) -> str | None:
+    """The built-in model that an adapter was trained on, which it names as the original on the hub; ``None`` if another."""
+    from bayeslora.models.locate import BUILTINS
+
+    if hub_id not in [it.hub_id for it in BUILTINS.values()]:
+        return None
+    from bayeslora.runs.adapters import builtin_of
+    from bayeslora.runs.directory import RunDirectory
+
+    return builtin_of(RunDirectory(origin))
 
 
 class _Yaml(yaml.SafeLoader):

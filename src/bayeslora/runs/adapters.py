@@ -40,7 +40,7 @@ def run_of_adapter(directory: RunDirectory, model: str | None = None) -> RunConf
     ``model`` is the base model, if the adapter does not name it or it lies elsewhere.
     """
     values = _read(directory.adapter / CONFIG_NAME)
-    base = model or _builtin_of(values, directory) or values.get("base_model_name_or_path")
+    base = model or builtin_of(directory) or values.get("base_model_name_or_path")
     if not base:
         raise InputError(f"{directory.path}: does not name its base model; give it with --model")
     kind, posterior = values.get("peft_type"), values.get("posterior")
@@ -61,11 +61,12 @@ def run_of_adapter(directory: RunDirectory, model: str | None = None) -> RunConf
     return _with_settings(run, _read(settings), settings) if settings.exists() else run
 
 
-def _builtin_of(values: Mapping[str, Any], directory: RunDirectory) -> str | None:
+def builtin_of(directory: RunDirectory) -> str | None:
     """The built-in model that an adapter was trained on, if it is installed; ``None`` for another model.
 
     An adapter records the name that its original has on the hub, where the weights are others: the fingerprint tells.
     """
+    values = _read(directory.adapter / CONFIG_NAME)
     name = values.get("base_model_name_or_path")
     for builtin, it in BUILTINS.items():
         if name is not None and it.hub_id == name and it.find() is not None:

@@ -276,7 +276,7 @@ class RunConfig:
     method: str = "bayesian-lora"
     """Method (see bayeslora methods)."""
     preset: str = "default"
-    """The method's settings: default is recommended, paper is as published."""
+    """The method's settings: default is recommended, paper is as published; bayeslora methods lists the others."""
     seed: int = 0
     """Random seed."""
     start_from: tuple[str, ...] = ()

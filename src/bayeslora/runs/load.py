@@ -20,7 +20,7 @@ from bayeslora.runs.adapters import load_any_adapter, require_method, run_of_ada
 from bayeslora.runs.calibration import calibration_of_method
 from bayeslora.runs.config import RunConfig, check_samples
 from bayeslora.runs.directory import RunDirectory
-from bayeslora.runs.location import find_directory
+from bayeslora.runs.location import find_directory, require_directory
 from bayeslora.runs.predictors import load_base
 from bayeslora.runs.saved_config import from_dict
 from bayeslora.runs.trained import TrainedModel
@@ -66,6 +66,7 @@ def load_run(
         trust_remote_code: run code from the base model's repository; never taken from the run's files.
         model: base model of an adapter that does not name it, or whose base model lies elsewhere.
     """
+    require_directory(path)
     directory = find_directory(path)
     config = _config_of(directory, model)
     if not (directory.adapter / CONFIG_NAME).exists():

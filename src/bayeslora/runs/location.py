@@ -21,6 +21,19 @@ FILES = (
 """What is fetched of an adapter on the hub: no code and no pickles."""
 
 
+def require_directory(path: str | Path) -> None:
+    """Refuse a path where no run and no adapter can be; an id of the hub is not looked up."""
+    place = Path(path).expanduser()
+    if not place.exists():
+        if is_hub_id(str(path)):
+            return
+        raise InputError(f"{path}: no such directory; give that of a run or an adapter, or an adapter's id on the hub")
+    if not any((place / file).exists() for file in ("config.json", "adapter_config.json")):
+        raise InputError(
+            f"{path}: holds no run that can be used; give a directory that bayeslora train, PEFT or TRL has written"
+        )
+
+
 def find_directory(path: str | Path) -> RunDirectory:
     """The directory of a run or an adapter: a local one, or an adapter of the hub, which is fetched."""
     directory = RunDirectory(Path(path).expanduser())

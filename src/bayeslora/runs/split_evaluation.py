@@ -226,6 +226,8 @@ def _evaluated(
 
 def read_reference(path: Path, split: str) -> TokenPredictions:
     """Read scores of the tokens of a split from the directory of a LoRA's run, or of its evaluation."""
+    if not path.is_dir():
+        raise InputError(f"{path}: no such directory; give that of a LoRA's run, or of its evaluation, as reference")
     directory = RunDirectory(path)
     result = directory.read_result()
     method = result.config["method"]

@@ -267,7 +267,12 @@ class TrainedModel:
                 raise InputError("tolerance is for questions with options; leave it out")
             self._keep(self._fit_confidence(source, split, error_rate, coverage), name, split)
             return self.calibration
-        items = _with_answers(require_options(source), split)
+        if not isinstance(source, Task):
+            raise InputError(
+                f"task {source.name!r} cannot be used for calibration; choose one of questions with choices or with short "
+                "answers, or of texts with labels"
+            )
+        items = _with_answers(source, split)
         require_enough(len(items), f"{name}, {split}")
         scorer = make_scorer(self.model, self.loaded, self.config, None)  # scores the same questions repeatedly
         found = choose_calibration(

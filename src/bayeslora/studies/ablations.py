@@ -315,5 +315,7 @@ ABLATIONS: Mapping[str, Ablation] = {it.name: it for it in _ALL}
 def find_ablation(name: str) -> Ablation:
     """An ablation by name."""
     if name not in ABLATIONS:
-        raise InputError(f"unknown ablation {name!r}{did_you_mean(name, ABLATIONS)}; choose {', '.join(ABLATIONS)}")
+        raise InputError(
+            f"unknown ablation {name!r}{did_you_mean(name, ABLATIONS)}; choose {', '.join(ABLATIONS)}, or all"
+        )
     return ABLATIONS[name]

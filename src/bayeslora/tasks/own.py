@@ -236,6 +236,8 @@ def file_rows(path: Path, how: OwnFormat) -> OwnRows:
             raise InputError(f"{path}: holds none of {names} (or .csv, .parquet); add them, or pass a file")
         missing = f"{path}: has no {{split}}.jsonl (or .csv, .parquet); add it, or use another split"
         return OwnRows(str(path), {split: _reader(file, how) for split, file in files.items()}, missing=missing)
+    if not path.exists():
+        raise InputError(f"{path}: no such file or directory; pass a file of rows or a directory with splits")
     check_table(path)
     return OwnRows(str(path), {}, _reader(path, how))
 

@@ -31,7 +31,8 @@ OPTIONAL = ("answer", "labels")
 def check_table(path: Path) -> None:
     """Refuse a path whose name is not that of a file of rows."""
     if not path.is_file():
-        raise InputError(f"{path}: no such file or directory; pass a file of rows or a directory with splits")
+        wrong = "is no file" if path.exists() else "no such file"
+        raise InputError(f"{path}: {wrong}; pass a file of rows (.jsonl, .csv, .parquet)")
     if not path.name.endswith(TABLES):
         raise InputError(f"{path}: is not named {', '.join(TABLES)}; pass a file of rows with such a name")
 
