@@ -509,3 +509,5 @@ def test_a_handful_of_questions_is_not_enough():
     require_enough(FEWEST, "mine, validation")
     with pytest.raises(InputError, match="mine, validation: has 9 questions to calibrate on, and it takes at least 10"):
         require_enough(FEWEST - 1, "mine, validation")
+    with pytest.raises(InputError, match="has 1 question to calibrate on"):
+        require_enough(1, "mine, validation")

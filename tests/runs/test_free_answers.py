@@ -160,7 +160,7 @@ def test_a_run_says_that_it_is_not_calibrated(tmp_path: Path, capsys: pytest.Cap
     )
     with reporter(quiet=False) as report:
         train(words, tmp_path / "run", RunContext(report=report))
-    assert "not calibrated: there are 4 validation questions, and it takes at least 10" in capsys.readouterr().err
+    assert "not calibrated: it takes at least 10 validation questions, and the task has 4;" in capsys.readouterr().err
 
 
 def test_questions_are_asked_as_in_training(run: Path) -> None:

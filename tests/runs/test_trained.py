@@ -562,7 +562,7 @@ def test_prediction_sets_come_with_calibration(
     told = answer(capsys, calibrated, *WORDS, "--level", "0.5")
     assert tuple(told["prediction_set"]) == model.ask(*ASK, level=0.5).prediction_set
     assert bayeslora("predict", calibrated, *WORDS, "--level", "0.7") == 2
-    assert "level is 0.7; prediction sets were calibrated for 0.5, 0.8, 0.9" in refusal(capsys)
+    assert "level is 0.7; give one that prediction sets have: 0.5, 0.8, 0.9" in refusal(capsys)
 
 
 def test_uncertainty_is_split(trained: Path) -> None:

@@ -257,7 +257,7 @@ def test_texts_are_written_in_parts_that_fit_the_memory(trained: TrainedModel) -
         ({"qestion": "what?"}, 422, "qestion: Extra inputs are not permitted"),
         ({"samples": 17}, 400, "samples is 17; this server allows at most 16"),
         ({"samples": -1}, 422, "samples: Input should be greater than or equal to 0"),
-        ({"level": 0.7}, 400, "level is 0.7; prediction sets were calibrated for 0.5, 0.8, 0.9"),
+        ({"level": 0.7}, 400, "level is 0.7; give one that prediction sets have: 0.5, 0.8, 0.9"),
         ({"level": 1.5}, 422, "level: Input should be less than 1"),
         ({"model": "gpt-4"}, 404, "model 'gpt-4' does not exist; this server has 'tiny-run'"),
         ({"bare": True, "passage": "text"}, 400, "a bare question has no passage"),

@@ -104,7 +104,7 @@ class Calibration:
             if 0 < level < 1 and self.questions is not None and level > self.questions / (self.questions + 1):
                 why = f", as {level:g} takes more than {self.questions} questions to calibrate on"
             raise InputError(
-                f"level is {level:g}; prediction sets were calibrated for {', '.join(self.conformal)}{why}"
+                f"level is {level:g}; give one that prediction sets have: {', '.join(self.conformal)}{why}"
             )
         return key
 

@@ -10,6 +10,7 @@ from bayeslora.predict.calibrate.calibration import Calibration
 from bayeslora.predict.calibrate.scale import DEFAULT_SCALES
 from bayeslora.predict.calibrate.temperature import TEMPERATURES
 from bayeslora.predict.calibrate.threshold import LEVELS
+from bayeslora.wording import counted
 
 FEWEST = 10
 """Least number of questions for calibration: a prediction set of level 0.9 needs nine."""
@@ -22,15 +23,15 @@ def require_enough(questions: int, where: str) -> None:
     """Refuse to calibrate on too few questions."""
     if questions < FEWEST:
         raise InputError(
-            f"{where}: has {questions} questions to calibrate on, and it takes at least {FEWEST}; give more, with --task and "
-            "--split if need be"
+            f"{where}: has {counted(questions, 'question')} to calibrate on, and it takes at least {FEWEST}; give more, with "
+            "--task and --split if need be"
         )
 
 
 def too_few(questions: int) -> str:
     """Why a run is not calibrated, for people."""
     return (
-        f"not calibrated: there are {questions} validation questions, and it takes at least {FEWEST}; bayeslora calibrate "
+        f"not calibrated: it takes at least {FEWEST} validation questions, and the task has {questions}; bayeslora calibrate "
         "takes others with --task"
     )
 
