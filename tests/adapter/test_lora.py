@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import safe_open
 
 from adapter.cases import MODELS, TARGETS, adapted, base_model, generator, logits
 from bayeslora import find_holder
@@ -127,6 +128,18 @@ def test_exported_draws_equal_the_draws(architecture, posterior, tmp_path):
         stock = PeftModel.from_pretrained(base_model(architecture), path).eval()
         assert stock.peft_config["default"].peft_type == "LORA"
         torch.testing.assert_close(logits(stock), want, atol=1e-5, rtol=1e-4)
+
+
+def test_the_same_draws_are_the_same_files(tmp_path):
+    """Metadata of safetensors come in another order every time, unless they are sorted."""
+    model = adapted()
+    model.peft_config["default"].base_fingerprint = "1:exact:0"
+    files = [
+        model.export_samples(1, tmp_path / str(k), generator(3))[1] / "adapter_model.safetensors" for k in range(8)
+    ]
+    assert len({file.read_bytes() for file in files}) == 1
+    with safe_open(files[0], framework="pt") as read:
+        assert read.metadata() == {"base_fingerprint": "1:exact:0", "format": "pt"}
 
 
 @pytest.mark.parametrize("training", [False, True])

@@ -85,6 +85,8 @@ def test_settings_from_a_file_execute_nothing(
     given: str, planted: Path, mark: Path, tmp_path: Path, capsys: Any
 ) -> None:
     source = planted / "config.json" if given == "--config" else planted
+    if given == "--start-from":
+        (planted / "config.json").write_text(json.dumps(read_json(planted / "config.json") | {"method": "lora"}))
     assert bayeslora("train", given, source, "--out", tmp_path / "new", "--quiet") == 2
     assert "needs code of its own" in capsys.readouterr().err and not mark.exists()
 

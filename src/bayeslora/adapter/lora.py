@@ -6,6 +6,7 @@ for all layers) and the rank is padded with zeros to a size that vLLM accepts.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -218,7 +219,9 @@ def _write(
     require_finite(tensors, f"{directory.name} of adapter {adapter!r}")
     directory.mkdir(parents=True)
     known = {} if config.base_fingerprint is None else {FINGERPRINT: config.base_fingerprint}
-    save_file(tensors, str(directory / "adapter_model.safetensors"), metadata={"format": "pt", **known})
+    weights = directory / "adapter_model.safetensors"
+    save_file(tensors, str(weights), metadata={"format": "pt", **known})
+    _sort_metadata(weights)
     LoraConfig(
         r=rank,
         lora_alpha=rank,
@@ -229,6 +232,16 @@ def _write(
         inference_mode=True,
     ).save_pretrained(str(directory))
     return directory
+
+
+def _sort_metadata(weights: Path) -> None:
+    """Sort the metadata of a safetensors file, which are written in random order, so that equal weights are equal files."""
+    with weights.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        file.seek(8)
+        file.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size))
 
 
 def _lora_tensors(
