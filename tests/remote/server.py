@@ -79,6 +79,19 @@ class Completions:
 
 
 @contextmanager
+def _running(server: ThreadingTCPServer | ThreadingHTTPServer) -> Iterator[str]:
+    """Run a server in a thread; yields its url."""
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+
+
+@contextmanager
 def serving(completions: Completions) -> Iterator[str]:
     """The url, for as long as the block lasts."""
 
@@ -99,15 +112,8 @@ def serving(completions: Completions) -> Iterator[str]:
         def log_message(self, *args: Any) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server, _running(server) as url:
+        yield url
 
 
 @contextmanager
@@ -122,15 +128,9 @@ def dripping(start: bytes) -> Iterator[str]:
                     time.sleep(0.05)
                     self.request.sendall(b"H")
 
-    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads, server.block_on_close = True, False
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server, _running(server) as url:
+        server.block_on_close = False
+        yield url
 
 
 # Troubles -------------------------------------------------------------------------------------------------------------

@@ -149,12 +149,19 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+@pytest.fixture
+def builtin(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of a built-in model, ``tiny``, whose original has another name on the hub."""
+    base = tmp_path_factory.mktemp("built-in") / "model"
+    shutil.copytree(model_directory(), base)
+    monkeypatch.setitem(BUILTINS, "tiny", Builtin("", "", lambda: base, lambda: base, "org/original"))
+    return base
+
+
 def test_an_adapter_of_the_built_in_model_does_not_look_for_its_original_on_the_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    builtin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It records the original's name on the hub, where the weights are others."""
-    base = Path(model_directory())
-    monkeypatch.setitem(BUILTINS, "tiny", Builtin("", "", lambda: base, lambda: base, "org/original"))
     model = get_peft_model(load_model("tiny").model, BayesLoraConfig(r=2, target_modules=["q_proj"]))
     model.save_pretrained(tmp_path)
     file = tmp_path / "adapter_config.json"
@@ -169,19 +176,26 @@ def test_an_adapter_of_the_built_in_model_does_not_look_for_its_original_on_the_
     for unlike in ("1:exact:0", None):  # of the original, or not known
         file.write_text(json.dumps({**json.loads(file.read_text()), "base_fingerprint": unlike}))
         assert run_of_adapter(RunDirectory(tmp_path)).model == "org/original"
-    monkeypatch.setitem(BUILTINS, "tiny", Builtin("", "", lambda: None, lambda: base, "org/original"))
+    monkeypatch.setitem(BUILTINS, "tiny", Builtin("", "", lambda: None, lambda: builtin, "org/original"))
     assert run_of_adapter(RunDirectory(tmp_path)).model == "org/original"
 
 
 def test_training_from_an_adapter_of_the_built_in_model_does_not_look_for_its_original(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    builtin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base = Path(model_directory())
-    monkeypatch.setitem(BUILTINS, "tiny", Builtin("", "", lambda: base, lambda: base, "org/original"))
     get_peft_model(load_model("tiny").model, BayesLoraConfig(posterior="point", r=2)).save_pretrained(tmp_path)
     words = ["train", "--start-from", str(tmp_path), "--task", "urns", "--out", "x"]
     assert cli.parse(words).experiment.model == "tiny"
     assert cli.parse([*words, "--model", "org/other"]).experiment.model == "org/other"
+
+
+def test_a_damaged_built_in_model_is_told(builtin: Path, tmp_path: Path) -> None:
+    model = get_peft_model(load_model("tiny").model, BayesLoraConfig(r=2, target_modules=["q_proj"]))
+    model.save_pretrained(tmp_path)
+    weights = builtin / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:500])
+    with pytest.raises(InputError, match=r"^tiny: model\.safetensors is damaged or incomplete"):
+        load_run(tmp_path)
 
 
 def test_a_directory_that_does_not_exist(tmp_path: Path) -> None:
@@ -191,10 +205,8 @@ def test_a_directory_that_does_not_exist(tmp_path: Path) -> None:
 
 
 def test_an_exported_lora_of_the_built_in_model_does_not_look_for_its_original_either(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    builtin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base = Path(model_directory())
-    monkeypatch.setitem(BUILTINS, "tiny", Builtin("", "", lambda: base, lambda: base, "org/original"))
     model = get_peft_model(load_model("tiny").model, BayesLoraConfig(r=2, target_modules=["q_proj"]))
     model.base_model.export_samples(1, tmp_path)
     for place in (tmp_path / "mean", tmp_path / "sample-000"):

@@ -24,6 +24,7 @@ from bayeslora.errors import InputError, first_line
 from bayeslora.methods import find_method
 from bayeslora.methods.registry import ALL
 from bayeslora.models import LoadedModel
+from bayeslora.models.failures import damaged_weights
 from bayeslora.models.locate import BUILTINS
 from bayeslora.runs.config import AdapterConfig, RunConfig
 from bayeslora.runs.directory import RunDirectory
@@ -71,8 +72,15 @@ def builtin_of(directory: RunDirectory) -> str | None:
     for builtin, it in BUILTINS.items():
         if name is not None and it.hub_id == name and it.find() is not None:
             known = values.get(FINGERPRINT) or _exported_fingerprint(directory)
-            return builtin if known and fingerprint_of_files(it.directory()) == known else None
+            return builtin if known and _fingerprint(builtin, it.directory()) == known else None
     return None
+
+
+def _fingerprint(builtin: str, place: Path) -> str | None:
+    try:
+        return fingerprint_of_files(place)
+    except SafetensorError as error:
+        raise damaged_weights(builtin, place, error) from error
 
 
 def _exported_fingerprint(directory: RunDirectory) -> str | None:
