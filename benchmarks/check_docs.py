@@ -484,6 +484,35 @@ def test_fresh_draws(what: str, row: str) -> None:
     assert f"| {middle:.2f} ({low:.2f} to {high:.2f}) |" in line
 
 
+def test_eight_bits_and_compiling() -> None:
+    page = (REPORTS / "performance.md").read_text(encoding="utf-8")
+    rows = read("bench/llama2-7b-eight-bits.json")["rows"]
+    for way, shown in (("float8", "8-bit floats (e4m3)"), ("int8", "8-bit integers"), ("compiled", "compiled")):
+        cells = []
+        for who in ("peft lora", "bayesian-lora, N=4"):
+            row = rows[f"{who}, {way}"]
+            middle, low, high = (f"{value:.2f}" for value in row["ratio"])
+            cells.append(f"{row['milliseconds']:.1f} ms, {middle} ({low} to {high})")
+        assert f"| {shown} | {' | '.join(cells)} |" in page.replace("**", "")
+    for row in read("bench/llama2-7b-eight-bits-compiled.json")["rows"].values():
+        assert f"{row['ratio'][0]:.2f}" in page
+    found: dict[str, dict[str, Any]] = {}
+    for row in read("frontier/arc-challenge-eight-bits.json")["rows"]:
+        if row["samples"] == 4:
+            found.setdefault(row["products"], {})[row["split"]] = row
+    for way, shown in (("as it is", "as it is"), ("float8", "8-bit floats"), ("int8", "8-bit integers")):
+        validation, test = found[way]["validation"], found[way]["test"]
+        cells = [
+            f"{validation['nll']:.3f}",
+            f"{test['nll']:.3f}",
+            f"{100 * test['acc']:.1f}",
+            f"{100 * test['ece']:.1f}",
+        ]
+        if way != "as it is":
+            cells += [f"{test['mean_difference']:.3f}", f"{100 * test['other_answers']:.1f} %"]
+        assert f"| {shown} | {' | '.join(cells)} |" in page
+
+
 def test_growth() -> None:
     """Nothing grows faster than with the size itself, and launches do not grow with the layers."""
     page = (REPORTS / "performance.md").read_text(encoding="utf-8").split("## Growth")[1].split("\n## ")[0]
