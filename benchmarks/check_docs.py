@@ -408,20 +408,28 @@ def test_tables_of_the_ablations() -> None:
     assert len(tables) == len(ABLATIONS) and all(table in page for table in tables)
 
 
+MAIN_SEEDS = ("seeds-0-1", "seed-2", "winogrande-seed-2", "ensembles-seed-2")
+
+
+def runs_of(record: str, task: str, method: str) -> list[dict[str, Any]]:
+    """A method's runs on a task, if the record has them."""
+    runs: list[dict[str, Any]] = read(record)["sections"].get(task, {}).get(method, {}).get("runs", [])
+    return runs
+
+
 def test_tables_of_the_reports() -> None:
     main, metrics = ROOT / "benchmarks/results/main", ("--metrics", "nll", "calibrated_nll", "ece", "acc")
-    names = ("seeds-0-1", "seed-2", "winogrande-seed-2", "ensembles-seed-2")
+    names = (*MAIN_SEEDS, "ivon")
     records = [main / f"{name}.json" for name in names]
-    sixth = main / "boolq-seed-0.json"
+    sixth = [main / f"{name}.json" for name in ("boolq-seed-0", "boolq-seed-1", "boolq-seed-2", "ivon-boolq")]
     page = (REPORTS / "main-table.md").read_text(encoding="utf-8")
     assert printed_by("across", *records, "--means") in page
     assert printed_by("across", *records, "--seeds", "0", "1", "2", *metrics) in page
     assert printed_by("across", records[0], *metrics) in page
-    means = printed_by("across", *records, sixth, "--means")
+    assert printed_by("across", *sixth, "--means") in page
+    means = printed_by("across", *records, *sixth, "--means")
     results = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     assert means in page and "\n".join(means.splitlines()[:10]) in results
-    for boolq in (sixth, main / "boolq-seed-1.json"):
-        assert printed_by("sections", boolq).split("\n\n")[1].strip() in page
     pooled = json.loads((main / "curves.json").read_text(encoding="utf-8"))["methods"]
     for method, found in pooled.items():
         raw, after = found["raw"], found["calibrated"]
@@ -441,6 +449,24 @@ def test_tables_of_the_reports() -> None:
             if row["score"] in line and f"| {cells[0]} | {cells[1]} | {cells[2]} | {cells[3]} " in line
         ]
         assert found, row["score"]
+
+
+def test_training_that_nothing_stops() -> None:
+    page = (REPORTS / "main-table.md").read_text(encoding="utf-8")
+    shown = []
+    for task in ("arc-challenge", "winogrande-s"):
+        for method in ("lora", "blob", "bayesian-lora"):
+            records = ([*MAIN_SEEDS], ["unstopped-4"], ["unstopped-8"])
+            runs = [
+                [run["metrics"] for name in names for run in runs_of(f"main/{name}.json", task, method)]
+                for names in records
+            ]
+            assert [len(of) for of in runs] == [3, 3, 3]
+            nll, last = [mean(run["nll"] for run in of) for of in runs], runs[-1]
+            ece, acc = (100 * mean(run[name] for run in last) for name in ("ece", "acc"))
+            cells = [f"{value:.3f}" for value in nll] + [f"{nll[-1] / min(nll):.2f}", f"{ece:.1f}", f"{acc:.1f}"]
+            shown.append(" | ".join([task, method, *cells, f"{mean(run['calibrated_nll'] for run in last):.3f}"]))
+    assert all(f"| {row} |" in page for row in shown)
 
 
 def test_figures_of_the_search() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,6 +46,7 @@ from result_pictures import (  # noqa: E402
     draw_main_risk,
     draw_main_table,
     draw_surest,
+    draw_unstopped,
     draw_words,
 )
 
@@ -53,7 +54,8 @@ import posterior as toy  # noqa: E402
 
 GRID = torch.linspace(-4, 4, 97)
 DRAWS = 64
-MAIN_TABLE = ("seeds-0-1", "seed-2", "winogrande-seed-2", "ensembles-seed-2", "boolq-seed-0")
+FIVE_TASKS = ("seeds-0-1", "seed-2", "winogrande-seed-2", "ensembles-seed-2", "ivon")
+MAIN_TABLE = (*FIVE_TASKS, "boolq-seed-0", "boolq-seed-1", "boolq-seed-2", "ivon-boolq")
 
 
 class Line(NamedTuple):
@@ -255,6 +257,11 @@ def draw_selective(moons: Moons) -> Figure:
     return figure
 
 
+def sections_of(*names: str) -> dict[str, Any]:
+    """The sections of records of the main table, by task and method."""
+    return read_sections([RESULTS / f"main/{name}.json" for name in names])
+
+
 def main() -> None:
     """Draw all of them."""
     draw_badges(HERE / "pictures")
@@ -263,7 +270,10 @@ def main() -> None:
     with rc_context(STYLE):
         figures = {
             "confidence": draw_confidence(RESULTS / "quickstart"),
-            "main-table": draw_main_table(read_sections([RESULTS / f"main/{name}.json" for name in MAIN_TABLE])),
+            "main-table": draw_main_table(sections_of(*MAIN_TABLE)),
+            "unstopped": draw_unstopped(
+                sections_of(*FIVE_TASKS), {epochs: sections_of(f"unstopped-{epochs}") for epochs in (4, 8)}
+            ),
             "main-reliability": draw_main_reliability(RESULTS / "main/curves.json"),
             "main-risk": draw_main_risk(RESULTS / "main/curves.json"),
             "frontier": draw_frontier(RESULTS / "frontier/quickstart.json"),

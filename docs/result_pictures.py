@@ -54,14 +54,23 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def nlls(record: Mapping[str, Any]) -> dict[int, float]:
+    """NLL by seed of a method's runs on one task."""
+    return {run["seed"]: run["metrics"]["nll"] for run in record["runs"]}
+
+
 def draw_main_table(sections: Mapping[str, Any]) -> Figure:
-    """NLL of all methods that have every task, as a difference from LoRA's by task, best mean first."""
-    means = {
-        method: [mean(run["metrics"]["nll"] for run in rows[method]["runs"]) for rows in sections.values()]
+    """NLL of all methods that have every task, as a difference from LoRA's with the same seeds, best mean first."""
+
+    def gap(rows: Mapping[str, Any], method: str) -> float:
+        lora = nlls(rows["lora"])
+        return mean(own - lora[seed] for seed, own in nlls(rows[method]).items())
+
+    gaps = {
+        method: [gap(rows, method) for rows in sections.values()]
         for method in next(iter(sections.values()))
         if method != "zero-shot" and all(method in rows for rows in sections.values())
     }
-    gaps = {name: [own - lora for own, lora in zip(of, means["lora"], strict=True)] for name, of in means.items()}
     order = sorted(gaps, key=lambda method: mean(gaps[method]))
     figure = Figure(figsize=(NARROW, 3.2), layout="constrained")
     axes = figure.add_subplot(xlabel=f"NLL minus LoRA's, {len(sections)} benchmarks")
@@ -75,6 +84,35 @@ def draw_main_table(sections: Mapping[str, Any]) -> Figure:
     axes.grid(axis="x", color=GREY, alpha=0.25)
     axes.set_axisbelow(True)
     axes.invert_yaxis()
+    return figure
+
+
+def draw_unstopped(main: Mapping[str, Any], longer: Mapping[int, Mapping[str, Any]]) -> Figure:
+    """NLL after more epochs than are good, without early stopping: the mean over seeds, and every seed."""
+    figure = Figure(figsize=(NARROW, 2.7), layout="constrained")
+    names = {"arc-challenge": "ARC-Challenge", "winogrande-s": "WinoGrande-S"}
+    styles = {"lora": SHOWN["lora"], "blob": ("BLoB", GREY, "-."), "bayesian-lora": SHOWN["bayesian-lora"]}
+    for axes, (task, title) in zip(figure.subplots(1, 2), names.items(), strict=True):
+        for method, (label, colour, line) in styles.items():
+            found = {epochs: nlls(sections[task][method]) for epochs, sections in longer.items()}
+            if method != "bayesian-lora":  # four epochs are its own number
+                found = {1: nlls(main[task][method]), **found}
+            axes.plot(
+                list(found),
+                [mean(of.values()) for of in found.values()],
+                line,
+                color=colour,
+                marker="o",
+                markersize=4,
+                linewidth=1.8,
+                label=label,
+            )
+            for epochs, of in found.items():
+                axes.scatter([epochs] * len(of), list(of.values()), s=9, color=colour, alpha=0.5, linewidth=0)
+        axes.set(title=title, xlabel="epochs", ylim=(0.5, 3), xticks=[1, 4, 8])
+        axes.grid(axis="y", color=GREY, alpha=0.25)
+    figure.axes[0].set_ylabel("NLL of test answers")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 
