@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import os
@@ -40,6 +41,30 @@ def trained() -> Path:
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_fields_have_the_names_of_the_training_data(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    config = json.loads((run / "config.json").read_text())
+    config["data"]["columns"] = {"question": "query", "choices": "options", "answer": "key"}
+    (run / "config.json").write_text(json.dumps(config))
+    asked, file = question(1), tmp_path / f"questions.{kind}"
+    if kind == "jsonl":
+        rows = [{"query": asked["question"], "options": asked["choices"]}, asked]  # with their names, and with ours
+        write_lines(file, rows)
+    else:
+        with file.open("w", newline="") as opened:
+            csv.writer(opened).writerows([("query", "options"), (asked["question"], json.dumps(asked["choices"]))])
+    assert bayeslora("predict", run, "--input", file) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    alone = load_run(trained).ask(asked["question"], asked["choices"])
+    for answer in found:
+        assert answer["choices"] == asked["choices"]
+        assert answer["probabilities"] == pytest.approx(alone.probabilities)
 
 
 def test_lines_are_answered_in_their_order(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

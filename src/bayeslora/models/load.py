@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bayeslora.errors import InputError, first_line, out_of_memory
+from bayeslora.hub_access import hub_or_cache
 from bayeslora.models.device import resolve_device, resolve_dtype
 from bayeslora.models.failures import damaged_weights, hub_failure, remote_code_failure
 from bayeslora.models.finite import require_finite_weights
@@ -72,7 +73,7 @@ def load_model(
     quantization = _quantization(bits, precision)
     directory = locate(name, revision)
     request = _Request(name, directory, revision, trust_remote_code, place, precision, quantization, attention)
-    with _quiet_transformers():
+    with request.access, _quiet_transformers():
         config = _load_config(request)
         tokenizer = _load_tokenizer(request)
         model = _load_weights(request, config)
@@ -89,7 +90,7 @@ def load_empty(name: str, precision: torch.dtype, revision: str | None = None) -
     from transformers import AutoModelForCausalLM
 
     request = _Request(name, locate(name, revision), revision, False, torch.device("meta"), precision, None, None)
-    with _quiet_transformers():
+    with request.access, _quiet_transformers():
         config, tokenizer = _load_config(request), _load_tokenizer(request)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=precision)
@@ -101,7 +102,7 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedToken
     import torch
 
     request = _Request(name, locate(name, revision), revision, False, torch.device("cpu"), torch.float32, None, None)
-    with _quiet_transformers():
+    with request.access, _quiet_transformers():
         return _load_tokenizer(request)
 
 
@@ -121,6 +122,11 @@ class _Request:
     @property
     def source(self) -> str:
         return str(self.directory or self.name)
+
+    @property
+    def access(self) -> contextlib.AbstractContextManager[None]:
+        """A block in which the model's files are read."""
+        return hub_or_cache() if self.directory is None else contextlib.nullcontext()
 
     @property
     def options(self) -> dict[str, Any]:

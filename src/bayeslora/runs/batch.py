@@ -14,6 +14,7 @@ from typing import Any
 from bayeslora.errors import InputError
 from bayeslora.runs.trained import TrainedModel
 from bayeslora.tasks import Item
+from bayeslora.tasks.own import rename_fields
 from bayeslora.tasks.sources import SUFFIXES, parse_object, read_lines
 from bayeslora.tasks.tables import read_table
 
@@ -31,19 +32,23 @@ class Line:
 
 
 def answer_file(trained: TrainedModel, source: Path, level: float, skip: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield a JSON-compatible answer for every non-blank line after the first ``skip``."""
-    predictor = trained.predictor()
+    """Yield a JSON-compatible answer for every non-blank line after the first ``skip``.
+
+    Fields may have the names that those of the training data had.
+    """
+    predictor, columns = trained.predictor(), trained.config.data.columns
 
     def read(origin: str, values: str | Mapping[str, Any]) -> Line:
         number = int(origin.rpartition(" ")[2])
         try:
-            item = trained.item_of(parse_object(values, origin) if isinstance(values, str) else values)
+            row = parse_object(values, origin) if isinstance(values, str) else values
+            item = trained.item_of(rename_fields(row, columns))
             predictor.encode([item])
         except InputError as error:
             return Line(number, error=f"{origin}: {str(error).removeprefix(f'{origin}: ')}")
         return Line(number, item)
 
-    lines = starmap(read, islice(_values(source), skip, None))
+    lines = starmap(read, islice(_values(source, columns), skip, None))
     while chunk := list(islice(lines, CHUNK)):
         asked = [line.item for line in chunk if line.item is not None]
         answers = iter(trained.answers(trained.predict(asked), level) if asked else ())
@@ -54,8 +59,8 @@ def answer_file(trained: TrainedModel, source: Path, level: float, skip: int = 0
                 yield {"line": line.number, "id": line.item.id, **asdict(next(answers))}
 
 
-def _values(source: Path) -> Iterator[tuple[str, str | Mapping[str, Any]]]:
+def _values(source: Path, columns: Mapping[str, str]) -> Iterator[tuple[str, str | Mapping[str, Any]]]:
     """Places and contents of the rows: lines of JSON as text, rows of a table as values."""
     if source.name.endswith(SUFFIXES):
         return ((f"{source}, line {number}", line) for number, line in read_lines(source))
-    return ((row.origin, row.values) for row in read_table(source))
+    return ((row.origin, row.values) for row in read_table(source, columns))

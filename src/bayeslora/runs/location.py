@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bayeslora.errors import InputError, did_you_mean, first_line
+from bayeslora.hub_access import hub_or_cache
 from bayeslora.hub_names import is_hub_id
 from bayeslora.runs.directory import RunDirectory
 
@@ -48,7 +49,8 @@ def _fetch(name: str) -> RunDirectory:
     from huggingface_hub import snapshot_download
 
     try:
-        return RunDirectory(Path(snapshot_download(name, allow_patterns=list(FILES))))
+        with hub_or_cache():
+            return RunDirectory(Path(snapshot_download(name, allow_patterns=list(FILES))))
     except Exception as error:  # the library raises many types; all of them mean that there is none
         parent = Path(name).parent
         near = did_you_mean(name, map(str, parent.iterdir())) if parent.is_dir() else ""

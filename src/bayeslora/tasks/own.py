@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bayeslora.errors import InputError, did_you_mean, first_line
+from bayeslora.hub_access import hub_or_cache
 from bayeslora.tasks.answers import AnswerTask, answer_key, read_free_answer
 from bayeslora.tasks.base import SPLITS, FromRow, Split, SplitName, Task
 from bayeslora.tasks.conversations import ConversationTask, example_key, read_completion, read_conversation
@@ -247,16 +248,20 @@ def _reader(path: Path, how: OwnFormat) -> Callable[[], Iterator[Row]]:
 
 
 def _renamed(row: Row, columns: Mapping[str, str]) -> Row:
-    """A row with our names of its fields."""
-    if not columns:
-        return row
+    """A row with our names of its fields, all of which it must have."""
     for theirs in columns.values():
         if theirs not in row.values:
             hint = did_you_mean(theirs, list(map(str, row.values)))
             raise InputError(f"{row.origin}: has no field {theirs!r}{hint}; it has {', '.join(map(str, row.values))}")
-    taken = set(columns.values())
-    kept = {name: value for name, value in row.values.items() if name not in taken and name not in columns}
-    return Row({**kept, **{ours: row.values[theirs] for ours, theirs in columns.items()}}, row.origin)
+    return Row(rename_fields(row.values, columns), row.origin)
+
+
+def rename_fields(values: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
+    """The values with our names of those fields that have others, as in ``{"question": "query"}``."""
+    found = {ours: theirs for ours, theirs in columns.items() if theirs in values}
+    taken = {*found, *found.values()}
+    kept = {name: value for name, value in values.items() if name not in taken}
+    return {**kept, **{ours: values[theirs] for ours, theirs in found.items()}}
 
 
 def hub_rows(name: str, how: OwnFormat) -> OwnRows:
@@ -305,7 +310,8 @@ def _hub_split(split: SplitName, tables: Mapping[str, Any], how: OwnFormat) -> s
 
 def _load_hub(name: str, how: OwnFormat) -> Mapping[str, Any]:
     try:
-        return importlib.import_module("datasets").load_dataset(name, how.config)
+        with hub_or_cache():
+            return importlib.import_module("datasets").load_dataset(name, how.config)
     except Exception as error:  # the library raises many types; all of them mean missing data
         raise InputError(
             f"{name}: is not a file or directory here, and cannot be loaded from the hub ({first_line(error)}); check the name, "

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bayeslora.errors import InputError, did_you_mean, first_line
+from bayeslora.hub_access import hub_or_cache
 from bayeslora.tasks.rows import Row
 
 SUFFIXES = (".jsonl.gz", ".jsonl")
@@ -164,7 +165,8 @@ def _read_hub(source: Source, hub_row: HubRow) -> list[Row]:
 def _hub_rows(source: Source, config: str | None, hub_row: HubRow) -> Iterator[Row]:
     name = f"{source.hub} {config}" if config else source.hub
     try:
-        table = importlib.import_module("datasets").load_dataset(source.hub, config, split=source.split)
+        with hub_or_cache():
+            table = importlib.import_module("datasets").load_dataset(source.hub, config, split=source.split)
     except Exception as error:  # the library raises many types; all of them mean missing data
         raise InputError(
             f"{name}: cannot be loaded from the hub ({first_line(error)}); check the network, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import torch
 
 from bayeslora.errors import InputError, first_line
+from bayeslora.hub_access import hub_or_cache
+from bayeslora.hub_names import is_hub_id
 from bayeslora.predict.generation.agreement import Same
 from bayeslora.tasks.answers import same_free_answer
 
@@ -58,10 +61,11 @@ def load_entailment(name: str, device: torch.device) -> Entailment:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        model = AutoModelForSequenceClassification.from_pretrained(
-            name, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
-        )
+        with hub_or_cache() if is_hub_id(name) else nullcontext():
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+            model = AutoModelForSequenceClassification.from_pretrained(
+                name, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+            )
     except (OSError, ValueError) as error:
         raise InputError(
             f"nli is {name!r}, which cannot be loaded ({first_line(error)}); give the directory or hub id of a model for natural "
