@@ -104,16 +104,18 @@ def _by_first(rows: Mapping[str, Mapping[str, Cell]], first: Column) -> dict[str
     return dict(sorted(known, key=lambda item: item[1][first.metric].mean, reverse=first.largest))
 
 
-def mean_table(sections: Mapping[str, Any], columns: Sequence[Column]) -> str:
+def mean_table(sections: Mapping[str, Any], columns: Sequence[Column], deviations: bool) -> str:
     """Means over the tasks in all metrics, the best method by the first of them on top.
 
-    They are by seed; where a method has other seeds on some tasks than on others, there is one mean, of the tasks' own.
+    They are by seed; where a method has other seeds on some tasks than on others, or without deviations, there is one mean, of
+    the tasks' own.
     """
     rows: dict[str, dict[str, Cell]] = {}
     for column in columns:
         for method, row in by_seed(sections, column.metric).items():
             if len(row) == len(sections):
-                rows.setdefault(method, {})[column.metric] = Cell(_over_tasks(list(row.values())))
+                values = _over_tasks(list(row.values()))
+                rows.setdefault(method, {})[column.metric] = Cell(values if deviations else (mean(values),))
     return markdown(_by_first(rows, columns[0]), columns)
 
 
@@ -144,6 +146,7 @@ def main() -> None:
     parser.add_argument("--metrics", nargs="*", choices=KNOWN, default=[column.metric for column in COLUMNS])
     parser.add_argument("--ranks", action="store_true", help="mean ranks over the tasks alone")
     parser.add_argument("--means", action="store_true", help="means over the tasks alone, also after calibration")
+    parser.add_argument("--no-deviations", action="store_true", help="such means without deviations over the seeds")
     parser.add_argument("--figure", type=Path, default=None, help="where to draw accuracy against calibration error")
     given = parser.parse_args()
     sections = read_sections(given.tables, given.section)
@@ -157,7 +160,7 @@ def main() -> None:
         return
     if given.means:
         order = sorted((*COLUMNS, *CALIBRATED_COLUMNS), key=lambda column: column.metric != "nll")
-        print(mean_table(sections, order))
+        print(mean_table(sections, order, not given.no_deviations))
         return
     columns = [KNOWN[metric] for metric in given.metrics]
     for title, text in tables(sections, columns).items():
