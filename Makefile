@@ -61,7 +61,7 @@ docs: $(STAMP) ## Build the documentation into build/docs; a warning is an error
 	@echo "build/docs/index.html"
 
 check-docs: $(STAMP) ## Hold the figures of documentation and reports against the records
-	$(PYTEST) benchmarks/check_docs.py
+	$(PYTEST) benchmarks/checks/check_*.py
 
 FUZZ ?= 1500
 fuzz: $(STAMP) ## Run the fuzz tests with FUZZ cases each, other ones every time

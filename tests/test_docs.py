@@ -1,5 +1,5 @@
 """The documentation is true: its Python runs, its commands exist, its links lead somewhere. For its figures see
-``benchmarks/check_docs.py``."""
+``benchmarks/checks``."""
 
 from __future__ import annotations
 

@@ -1,0 +1,52 @@
+"""The main table, and training that nothing stops."""
+
+from __future__ import annotations
+
+from statistics import mean
+from typing import Any
+
+from documents import RESULTS, printed_by, read, report, text_of
+
+MAIN_SEEDS = ("seeds-0-1", "seed-2", "winogrande-seed-2", "ensembles-seed-2")
+
+
+def runs_of(record: str, task: str, method: str) -> list[dict[str, Any]]:
+    """A method's runs on a task, if the record has them."""
+    runs: list[dict[str, Any]] = read(record)["sections"].get(task, {}).get(method, {}).get("runs", [])
+    return runs
+
+
+def test_the_main_table() -> None:
+    page, metrics = report("main-table"), ("--metrics", "nll", "calibrated_nll", "ece", "acc")
+    records = [RESULTS / f"main/{name}.json" for name in (*MAIN_SEEDS, "ivon")]
+    sixth = [RESULTS / f"main/{name}.json" for name in ("boolq-seed-0", "boolq-seed-1", "boolq-seed-2", "ivon-boolq")]
+    assert printed_by("across", *records, "--means") in page
+    assert printed_by("across", *records, "--seeds", "0", "1", "2", *metrics) in page
+    assert printed_by("across", records[0], *metrics) in page
+    assert printed_by("across", *sixth, "--means") in page
+    assert printed_by("across", *records, *sixth, "--means") in page
+    means = printed_by("across", *records, *sixth, "--means", "--no-deviations")
+    assert "\n".join(means.splitlines()[:10]) in text_of("docs/results.md")
+    assert "\n".join(means.splitlines()[:6]) in text_of("README.md")
+    for method, found in read("main/curves.json")["methods"].items():
+        raw, after = found["raw"], found["calibrated"]
+        figures = f"{100 * raw['ece']:.1f} % | {100 * after['ece']:.1f} % | {raw['aurc']:.3f}"
+        assert f"| {method} | {figures} |" in page and raw["answers"] == 13_164
+
+
+def test_training_that_nothing_stops() -> None:
+    page = report("main-table")
+    shown = []
+    for task in ("arc-challenge", "winogrande-s"):
+        for method in ("lora", "blob", "bayesian-lora"):
+            records = ([*MAIN_SEEDS], ["unstopped-4"], ["unstopped-8"])
+            runs = [
+                [run["metrics"] for name in names for run in runs_of(f"main/{name}.json", task, method)]
+                for names in records
+            ]
+            assert [len(of) for of in runs] == [3, 3, 3]
+            nll, last = [mean(run["nll"] for run in of) for of in runs], runs[-1]
+            ece, acc = (100 * mean(run[name] for run in last) for name in ("ece", "acc"))
+            cells = [f"{value:.3f}" for value in nll] + [f"{nll[-1] / min(nll):.2f}", f"{ece:.1f}", f"{acc:.1f}"]
+            shown.append(" | ".join([task, method, *cells, f"{mean(run['calibrated_nll'] for run in last):.3f}"]))
+    assert all(f"| {row} |" in page for row in shown)
