@@ -96,7 +96,7 @@ job_rivals() { # ivon has settings of its own
 job_post-hoc() { # methods that are made of a trained LoRA
   compare post-hoc "$TASKS" "lora tfb laplace laplace-last-layer" --eval-every 8 --unfamiliar-by none --trials lora=1:1
 }
-job_unstopped() { # training that nothing stops
+job_unstopped() { # training without early stopping
   for epochs in 4 8; do
     compare "epochs-$epochs" "arc-challenge winogrande-s" "lora blob bayesian-lora" --unfamiliar-by none --patience 0 \
       --epochs "$epochs" --eval-every "$epochs" || return

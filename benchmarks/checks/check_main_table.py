@@ -1,4 +1,4 @@
-"""The main table, and training that nothing stops."""
+"""The main table, and training without early stopping."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_main_table() -> None:
         assert f"| {method} | {figures} |" in page and raw["answers"] == 13_164
 
 
-def test_training_that_nothing_stops() -> None:
+def test_training_without_early_stopping() -> None:
     page = report("main-table")
     shown = []
     for task in ("arc-challenge", "winogrande-s"):
