@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from peft import LoraConfig, PeftConfig, PeftType, get_peft_model
+from peft import LoraConfig, PeftConfig, PeftModel, PeftType, get_peft_model
 
 from adapter.cases import MODELS, adapted, base_model, config, generator, logits, tokens
 from bayeslora import BayesLoraConfig, find_holder
@@ -149,6 +149,14 @@ def test_rank_and_alpha_patterns_and_rslora():
         ({"init_lora_weights": False}, "init_lora_weights=False is not supported"),
         ({"lora_bias": True}, "lora_bias=True is not supported"),
         ({"layer_replication": [(0, 2)]}, r"layer_replication=\[\(0, 2\)\] is not supported"),
+        ({"modules_to_save": "lm_head"}, "modules_to_save is 'lm_head'; give a list, each a text"),
+        ({"target_modules": [3]}, r"target_modules is \[3\]; give a list, each a text"),
+        ({"layers_to_transform": "1"}, "layers_to_transform is '1'; give a list, each a whole number"),
+        ({"rank_pattern": None}, "rank_pattern is None; give a dictionary"),
+        ({"settings": "x"}, "settings is 'x'; give a dictionary"),
+        ({"posterior": None}, "posterior is None; give a text"),
+        ({"seed": "x"}, "seed is 'x'; give a whole number"),
+        ({"posterior_scale": "1"}, "posterior_scale is '1'; give a number"),
         ({"lora_dropout": 0.1, "posterior": "dropout"}, "would drop inputs twice; set p in its settings"),
     ],
 )
@@ -197,6 +205,23 @@ def test_ranks_that_no_layer_has_use_for_are_refused(settings):
 def test_targets_that_cannot_be_adapted_are_refused(architecture, target, message):
     with pytest.raises(ValueError, match=message):
         adapted(architecture, target_modules=target)
+
+
+def test_a_model_with_an_adapter_of_another_method_is_told_what_to_do():
+    base = get_peft_model(base_model(), LoraConfig(target_modules=["q_proj"])).get_base_model()
+    with pytest.raises(ValueError, match=r"q_proj has an adapter of another method already; call merge_and_unload\(\)"):
+        get_peft_model(base, config(target_modules=["q_proj"]))
+
+
+def test_a_second_adapter_of_the_same_name_replaces_the_first(tmp_path):
+    """As when a cell of a notebook is run again with other targets: PEFT warns, and makes it on the model that was adapted."""
+    base = base_model()
+    get_peft_model(base, config(target_modules=["q_proj", "up_proj"]))
+    with pytest.warns(UserWarning, match="modify a model with PEFT for a second time"):
+        model = get_peft_model(base, config(target_modules=["q_proj", "v_proj"])).eval()
+    assert {name.rpartition(".")[2] for name in layer_names(model)} == {"q_proj", "v_proj"}
+    model.save_pretrained(tmp_path)
+    assert torch.equal(logits(model), logits(PeftModel.from_pretrained(base_model(), tmp_path).eval()))
 
 
 FAILING = [
@@ -285,6 +310,16 @@ def test_adapters_of_the_same_settings_start_apart():
     again.add_adapter("another name", config())
     again.set_adapter("another name")
     assert torch.equal(answers["other"], logits(again))
+
+
+def test_an_adapter_that_is_added_in_evaluation_is_in_evaluation():
+    """Where a Laplace approximation draws, which it does not do in training."""
+    model = adapted(target_modules=["q_proj"])
+    model.add_adapter("other", config(target_modules=["q_proj"], posterior="laplace"))
+    model.set_adapter("other")
+    with model.draws(2):
+        first, second = logits(model, tokens(batch=1).repeat(2, 1))
+    assert not torch.equal(first, second)
 
 
 def test_adapters_may_target_different_layers():

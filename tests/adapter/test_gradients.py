@@ -7,7 +7,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from adapter.cases import MODELS, adapted, base_model, tokens
+from adapter.cases import MODELS, adapted, base_model, config, tokens
 from bayeslora import find_holder
 from bayeslora.adapter.layer import add_update
 from bayeslora.errors import InputError
@@ -200,6 +200,27 @@ def test_posteriors_aim_at_the_gradient_that_a_lora_would_get():
         torch.testing.assert_close(own.B[0], want, **summed(want))
         assert not own.A.any()
     model(input_ids=texts[0], labels=texts[0]).loss.backward()  # and draws are what they were
+
+
+def test_a_loss_to_aim_by_may_look_at_another_adapter():
+    """As those of TRL do, at a copy from before training."""
+    given = {"init_weights": True, "target_modules": ["q_proj"]}
+    alone, model = adapted(**given), adapted(**given)
+    model.add_adapter("ref", config(**given))
+
+    def loss():
+        own = model(input_ids=tokens(), labels=tokens()).loss
+        model.set_adapter("ref")
+        with torch.no_grad():
+            other = model(input_ids=tokens(), labels=tokens()).loss
+        model.set_adapter("default")
+        return own - other
+
+    model.aim([loss])
+    alone.aim([lambda: alone(input_ids=tokens(), labels=tokens()).loss])
+    want = dict(find_holder(alone).posterior("default").named_parameters())
+    for name, parameter in find_holder(model).posterior("default").named_parameters():
+        assert torch.equal(parameter, want[name])
 
 
 def test_where_nothing_aims_nothing_is_computed():

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from adapter.cases import MODELS, adapted, base_model, config, generator, logits
 from bayeslora import BayesLoraConfig, find_holder
+from bayeslora.errors import InputError
 from bayeslora.posterior import InducingConfig
 from tiers import some
 
@@ -85,6 +86,15 @@ def test_transformers_adds_switches_and_deletes_adapters():
     native.set_adapter("first")
     assert torch.equal(logits(native), answers["first"])
     assert list(find_holder(native).bayeslora_posterior) == ["first"]
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_an_adapter_that_transformers_adds_has_the_mode_of_its_model(training):
+    """There is no ``PeftModel`` around it that could be in another one."""
+    native = base_model().train(training)
+    native.add_adapter(config(lora_dropout=0.5))
+    assert torch.equal(logits(native), logits(native)) is not training
+    assert {module.training for module in native.modules()} == {training}
 
 
 @ALL
@@ -169,6 +179,31 @@ def test_trainable_tokens_travel_along(tmp_path):
     same(model, PeftModel.from_pretrained(base_model(), tmp_path).eval())
 
 
+def test_a_posterior_that_was_offloaded_is_told_of():
+    """Which accelerate does to what comes last in a model. It brings back only what is called."""
+    model = adapted()
+    find_holder(model).to("meta")
+    for use in (lambda: logits(model), model.draw):
+        with pytest.raises(
+            RuntimeError, match=r"of adapter 'default' are not in memory: .* 'base_model\.model\.weight_post"
+        ):
+            use()
+
+
+def test_a_file_that_fits_no_adapter_of_its_name_is_refused(tmp_path):
+    """PEFT would leave it out without a word, and keep the values that are there."""
+    adapted(r=2).save_pretrained(tmp_path)
+    model = adapted(r=4)
+    before = logits(model)
+    with pytest.raises(InputError, match=r"is no tensor of the adapter of this name, .*: load it as another adapter"):
+        model.load_adapter(tmp_path, "default")
+    assert torch.equal(logits(model.eval()), before)
+    settings = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**settings, "r": 4}))
+    with pytest.raises(InputError, match=r"or with the adapter_config\.json that was saved with it"):
+        PeftModel.from_pretrained(base_model(), tmp_path)
+
+
 def test_inference_mode_freezes():
     model = adapted(inference_mode=True)
     assert not any(p.requires_grad for p in model.parameters())
@@ -181,6 +216,30 @@ def test_half_precision_storage():
     assert {p.dtype for p in find_holder(kept).parameters()} == {torch.bfloat16}
     for model in (default, kept):
         assert logits(model.eval()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_cast_of_the_model_keeps_variances(dtype):
+    """Those of SWAG are below the smallest number of float16; curvatures are above its largest."""
+    swag = adapted(posterior="swag", init_weights=True).train()
+    for step in range(1, 5):
+        with torch.no_grad():
+            for k, parameter in enumerate(find_holder(swag).parameters()):
+                parameter += 1e-5 * torch.randn(parameter.shape, generator=generator(10 * step + k))
+        swag.after_step(step, 4)
+    laplace = adapted(posterior="laplace")
+    for name, buffer in find_holder(laplace).named_buffers():
+        if "values" in name:
+            buffer.fill_(1e6)
+    for model in (swag.eval(), laplace):
+        posterior = find_holder(model).posterior("default")
+        before = [stack.std(1) for stack in posterior.draw(20, generator()).A]
+        model.to(dtype)
+        after = [stack.std(1) for stack in posterior.draw(20, generator()).A]
+        torch.testing.assert_close(after, before, rtol=0.01, atol=0)
+        assert {p.dtype for p in posterior.parameters()} == {logits(model).dtype} == {dtype}
+        model.double()
+        assert {b.dtype for b in posterior.buffers() if b.is_floating_point()} == {torch.float64}
 
 
 def test_layers_are_stacked_in_the_order_that_was_saved():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import BertConfig, BertForSequenceClassification, Trainer
+from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification, Trainer
 
 from adapter.cases import VOCABULARY, adapted, base_model
 from bayeslora.errors import InputError
@@ -137,6 +137,9 @@ def test_what_it_cannot_measure_is_refused(tmp_path):
     classifier = BertForSequenceClassification(BertConfig(vocab_size=VOCABULARY, **sizes))
     with pytest.raises(InputError, match=r"labels have shape \(2,\) and input_ids \(2, 6\); leave it out"):
         trainer_of(classifier, tmp_path, Classes(2)).evaluate()
+    tagger = BertForTokenClassification(BertConfig(vocab_size=VOCABULARY, num_labels=VOCABULARY, **sizes))
+    with pytest.raises(InputError, match="needs a causal language model, which this model is not; leave it out"):
+        trainer_of(tagger, tmp_path, Rows(2)).evaluate()
     with pytest.raises(InputError, match="samples is -1"):
         CalibrationCallback(None, samples=-1)
     with pytest.raises(InputError, match="bins is 0"):

@@ -5,11 +5,18 @@ import logging
 import datasets
 import pytest
 import torch
-from transformers import default_data_collator
+from peft import get_peft_model
+from transformers import (
+    BertConfig,
+    BertForTokenClassification,
+    T5Config,
+    T5ForConditionalGeneration,
+    default_data_collator,
+)
 from trl import SFTConfig
 
-from adapter.cases import adapted, tokens
-from bayeslora import find_holder
+from adapter.cases import VOCABULARY, adapted, tokens
+from bayeslora import BayesLoraConfig, find_holder
 from bayeslora.train import BayesLoraSFTTrainer, BayesLoraTrainer, component_callback
 from bayeslora.train.component_callback import ReplaceFailedComponents
 from bayeslora.train.components import failed_components
@@ -108,6 +115,34 @@ def test_labels_that_are_not_tokens_say_nothing(tmp_path):
     active = trainer.accelerator.gradient_state.active_dataloader
     assert ReplaceFailedComponents(trainer)._losses(COMPONENTS, seed=0) == []
     assert trainer.accelerator.gradient_state.active_dataloader is active
+
+
+def test_batches_that_a_trainer_must_write_texts_for_are_left_alone(tmp_path, monkeypatch):
+    """As those of TRL's GRPO, which have prompts and no labels."""
+    trainer = BayesLoraTrainer(
+        model=model(), args=arguments(tmp_path), train_dataset=[{"prompt": "a"}] * 3, data_collator=list
+    )
+    monkeypatch.setattr(trainer, "_prepare_inputs", None)  # would fail
+    assert ReplaceFailedComponents(trainer)._losses(COMPONENTS, seed=0) == []
+
+
+def translator():
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+    return T5ForConditionalGeneration(T5Config(vocab_size=VOCABULARY, decoder_start_token_id=0, **sizes))
+
+
+def tagger():
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return BertForTokenClassification(BertConfig(vocab_size=VOCABULARY, num_labels=VOCABULARY, **sizes))
+
+
+@pytest.mark.parametrize("make", [translator, tagger])
+def test_models_that_predict_no_next_token_are_left_alone(tmp_path, monkeypatch, make):
+    """Their labels have the shape of the tokens, too, and belong to other places."""
+    monkeypatch.setattr(ReplaceFailedComponents, "_losses", None)  # would fail
+    given = get_peft_model(make(), BayesLoraConfig(r=2))
+    assert find_holder(given).component_parameters()
+    trained(given, tmp_path, num_train_epochs=1)
 
 
 def test_posteriors_without_components_are_left_alone(tmp_path, monkeypatch):

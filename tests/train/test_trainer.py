@@ -5,9 +5,10 @@ import math
 import datasets
 import pytest
 import torch
-from peft import get_peft_model
+from peft import PeftModel, get_peft_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from transformers import (
     LlamaConfig,
     LlamaForSequenceClassification,
@@ -401,6 +402,88 @@ def test_a_loss_of_trl_that_would_be_replaced_by_another_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"loss_type is 'dft'.* leave lm_head out of target_modules"):
         Ours(adapted(target_modules=["lm_head"]), args=args, train_dataset=rows, processing_class=tokenizer())
     Ours(adapted(target_modules=["q_proj"]), args=args, train_dataset=rows, processing_class=tokenizer())
+
+
+PAIRS = datasets.Dataset.from_list([{"prompt": "3 4 5", "chosen": " 6 7", "rejected": " 8 9"}] * 4)
+
+
+def preferring(folder, model, targets=("q_proj",), **settings):
+    """A trainer of TRL whose loss compares with a reference; gradient checkpointing is TRL's default."""
+    trl = pytest.importorskip("trl")
+
+    class Ours(BayesLoraTrainerMixin, trl.DPOTrainer):
+        pass
+
+    given = {"report_to": [], "use_cpu": True, "bf16": False, "save_strategy": "no", "disable_tqdm": True}
+    args = trl.DPOConfig(str(folder), per_device_train_batch_size=2, max_steps=1, logging_steps=1, **given, **settings)
+    return Ours(model, args=args, train_dataset=PAIRS, processing_class=words(), peft_config=config_of(model, targets))
+
+
+def config_of(model, targets):
+    """Settings of a new adapter; none if the model has one."""
+    given = {"target_modules": list(targets), "posterior": "inducing", "settings": {"flow_depth": 0}}
+    return None if isinstance(model, PeftModel) else BayesLoraConfig(task_type="CAUSAL_LM", **given)
+
+
+def words():
+    made = tokenizer()
+    made.backend_tokenizer.pre_tokenizer = Whitespace()
+    return made
+
+
+def test_trl_compares_with_the_base_model(tmp_path):
+    """And not with draws from a copy of a new adapter, which TRL makes of one that was trained."""
+    trainer = preferring(tmp_path, base_model())
+    assert list(trainer.model.peft_config) == ["default"]
+    trainer.train()
+    log = trainer.state.log_history[0]
+    assert log["loss"] == pytest.approx(log["nll"] + log["kl_weighted"], rel=1e-3)
+
+
+def test_trl_compares_with_an_adapter_that_was_trained(tmp_path):
+    trainer = preferring(tmp_path, adapted(**SETTINGS, target_modules=["q_proj"]))
+    assert list(trainer.model.peft_config) == ["default", "ref"]
+    before = trainer.model.peft_config["default"].posterior, find_holder(trainer.model).kl().total.item()
+    trainer.train()
+    assert before[0] == "inducing" and find_holder(trainer.model).kl().total.item() != before[1]
+
+
+def test_an_adapter_on_the_head_is_refused_where_the_loss_would_bypass_it(tmp_path):
+    with pytest.raises(ValueError, match="adapter to `lm_head` is not supported"):
+        preferring(tmp_path, base_model(), ["q_proj", "lm_head"])
+
+
+def test_an_own_loss_is_kept_with_an_adapter_on_the_head(tmp_path):
+    class Doubled(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+            return (2.0 * loss, outputs) if return_outputs else 2.0 * loss
+
+    class Ours(BayesLoraTrainerMixin, Doubled):
+        pass
+
+    model = adapted(target_modules=["lm_head"])
+    told = arguments(tmp_path, per_device_eval_batch_size=4)
+    plain, doubled = (kind(model=model, args=told, eval_dataset=Rows(4)) for kind in (BayesLoraTrainer, Ours))
+    assert doubled.evaluate()["eval_loss"] == pytest.approx(2.0 * plain.evaluate()["eval_loss"])
+
+
+def test_a_frozen_adapter_is_evaluated_and_not_trained(tmp_path):
+    model = adapted(inference_mode=True)
+    trainer = BayesLoraTrainer(model=model, args=arguments(tmp_path), train_dataset=Rows(4), eval_dataset=Rows(4))
+    trainer.evaluate()
+    with pytest.raises(ValueError, match=r"no parameter of the model is trained: .* is_trainable=True"):
+        trainer.train()
+
+
+def test_a_second_adapter_is_not_made_in_place_of_one_that_was_trained(tmp_path):
+    with pytest.raises(ValueError, match="the model has an adapter already: leave peft_config out to train that one"):
+        BayesLoraTrainer(adapted(), arguments(tmp_path), train_dataset=Rows(4), peft_config=BayesLoraConfig())
+
+
+def test_a_model_without_our_adapter_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"has no adapter of bayeslora; make one with get_peft_model"):
+        BayesLoraTrainer(model=base_model(), args=arguments(tmp_path), train_dataset=Rows(4))
 
 
 def test_a_dataset_without_length_is_refused(tmp_path):

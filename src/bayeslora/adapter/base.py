@@ -120,6 +120,10 @@ class Holder(nn.Module, ABC):
 def find_any_holder(model: nn.Module) -> Holder:
     """The holder of a model, also if transformers adapted it without a ``PeftModel`` around it."""
     holders = [module for module in model.modules() if isinstance(module, Holder)]
-    if len(holders) != 1:
-        raise ValueError(f"expected a model with one bayeslora adapter or more, found {len(holders)} holders in it")
+    if not holders:
+        raise ValueError(
+            "the model has no adapter of bayeslora; make one with get_peft_model(model, BayesLoraConfig())"
+        )
+    if len(holders) > 1:
+        raise ValueError(f"expected one model with adapters of bayeslora, found {len(holders)} in it; give one of them")
     return holders[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import InitVar, asdict, dataclass, field, is_dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from bayeslora.layer_ranges import check_depth
 from bayeslora.number_checks import is_number
 from bayeslora.posterior.registry import posterior_config
 from bayeslora.posterior.snapshots import Snapshots
+from bayeslora.type_checks import check_kinds, describe
 
 LORA_ONLY: dict[str, tuple[Any, str]] = {
     "use_dora": (
@@ -25,6 +27,15 @@ LORA_ONLY: dict[str, tuple[Any, str]] = {
     "layer_replication": (None, "layers are adapted where they are"),
 }
 """Settings of ``LoraConfig`` of which only LoRA's default is taken, with that default and the reason; they are not saved."""
+
+LISTED = {
+    "target_modules": str,
+    "exclude_modules": str,
+    "layers_to_transform": int,
+    "layers_pattern": str,
+    "modules_to_save": str,
+}
+"""Settings that are lists, with the kind of their entries. Only ``modules_to_save`` cannot be one entry by itself."""
 
 
 @dataclass
@@ -105,6 +116,7 @@ class BayesLoraConfig(PeftConfig):
         self.peft_type = PeftType("BAYESLORA")
         if is_dataclass(self.settings) and not isinstance(self.settings, type):
             self.settings = asdict(self.settings)
+        self._check_kinds()
         if self.posterior == "snapshots":  # former format of checkpoint ensembles
             kept = {"snapshots": 4, "members": 3, **self.settings}
             self.posterior, self.settings = "point", {}
@@ -123,6 +135,7 @@ class BayesLoraConfig(PeftConfig):
 
     def check(self) -> None:
         """Refuse invalid values; they may have been set one by one."""
+        self._check_kinds()
         check_depth(self.stochastic_layers, "stochastic_layers")
         self.remembered()
         ranks = {"r": self.r, **self.rank_pattern}
@@ -137,6 +150,20 @@ class BayesLoraConfig(PeftConfig):
         if self.bias != "none":
             raise ValueError(f"bias={self.bias!r} is not supported: biases are not trained; leave it at 'none'")
         self._check_targets()
+
+    def _check_kinds(self) -> None:
+        """Refuse values of a kind that no setting has, which would fail later or stand for something else."""
+        plain = ("posterior", "posterior_scale", "seed", "snapshots", "members")
+        check_kinds(type(self), {name: getattr(self, name) for name in plain})
+        for name in ("settings", "rank_pattern", "alpha_pattern"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise InputError(f"{name} is {getattr(self, name)!r}; give a dictionary")
+        for name, kind in LISTED.items():
+            given = getattr(self, name)
+            listed = isinstance(given, (list, tuple, set, frozenset)) and all(isinstance(one, kind) for one in given)
+            alone = isinstance(given, kind) and name != "modules_to_save"
+            if not (given is None or listed or alone):
+                raise InputError(f"{name} is {given!r}; give a list, each {describe(kind)}")
 
     def remembered(self) -> Snapshots:
         """Which snapshots the posterior keeps."""

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bayeslora.adapter.base import Holder, find_any_holder
+from bayeslora.adapter.base import ATTRIBUTE, Holder, find_any_holder
 from bayeslora.adapter.checkpoint_bridge import Bridge, uses_reentrant_checkpointing
 from bayeslora.adapter.draw_expansion import DrawExpansion, Stack, batch_rows
 from bayeslora.adapter.draws import Draws, Mode, fingerprint
@@ -83,10 +83,22 @@ class PosteriorHolder(TunerModule, Holder):
         watch(self)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
-        """Refuse tensors that torch would silently cast to floats. They belong to the posteriors below."""
+        """Refuse tensors that torch would silently cast to floats, or PEFT leave out. They belong to the posteriors below."""
         given = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
-        require_floats({name: value for name, value in given.items() if isinstance(value, Tensor)}, self.state_dict())
+        own = self.state_dict()
+        require_floats({name: value for name, value in given.items() if isinstance(value, Tensor)}, own)
+        strange = [name for name in given.keys() - own.keys() if self._is_of_an_adapter(name)]
+        if strange:
+            raise InputError(
+                f"{min(strange)!r} is no tensor of the adapter of this name, whose rank, targets or posterior are others: load "
+                "it as another adapter, or with the adapter_config.json that was saved with it"
+            )
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _is_of_an_adapter(self, name: str) -> bool:
+        """Whether a tensor is meant for an adapter that is here. PEFT leaves the adapter out of names that it does not know."""
+        of, *rest = name.split(".")
+        return of == "bayeslora_posterior" and (len(rest) == 1 or rest[0] in self.bayeslora_posterior)
 
     def forward(self, x: Any) -> Any:
         """Identity: a base model that calls its children in turn may call the holder too."""
@@ -102,7 +114,7 @@ class PosteriorHolder(TunerModule, Holder):
 
     def add(self, adapter: str, posterior: Posterior, active_adapters: list[str]) -> None:
         """Add the posterior of a new adapter; the caller decides which parameters are trainable."""
-        self.bayeslora_posterior[adapter] = posterior
+        self.bayeslora_posterior[adapter] = posterior.train(self.training)
         self._active_adapter = active_adapters
 
     @property
@@ -156,7 +168,7 @@ class PosteriorHolder(TunerModule, Holder):
         aiming = [name for name in self.active if self.posterior(name).aims]
         if not aiming:
             return
-        means = {name: self.posterior(name).mean().detach() for name in self.active}
+        means = {name: self.posterior(name).mean().detach() for name in self.bayeslora_posterior}  # losses may switch
         leaves = {name: [B.requires_grad_() for B in means[name].B] for name in aiming}
         flat = [B for name in aiming for B in leaves[name]]
         slopes = [torch.zeros_like(B) for B in flat]
@@ -428,7 +440,7 @@ class PosteriorHolder(TunerModule, Holder):
 
     def _mean(self, name: str) -> Draws:
         """The mean, cached while the posterior does not change; with gradients it is recomputed."""
-        posterior = self.posterior(name)
+        posterior = self._in_memory(name)
         if torch.is_grad_enabled() and any(p.requires_grad for p in posterior.parameters()):
             return self._wrap(name, posterior.mean())
         kept = self._means.get(name)
@@ -438,10 +450,20 @@ class PosteriorHolder(TunerModule, Holder):
         return kept
 
     def _draw(self, name: str, n: int, generator: torch.Generator | None, variates: Variates) -> Factors:
-        posterior = self.posterior(name)
+        posterior = self._in_memory(name)
         if name not in self._captures or self._captures[name].posterior is not posterior:
             self._captures[name] = Capture(posterior)
         return self._captures[name].draw(n, generator, variates)
+
+    def _in_memory(self, name: str) -> Posterior:
+        """The posterior of one adapter, unless its values are elsewhere: accelerate brings them for no call of ours."""
+        posterior = self.posterior(name)
+        if next(posterior.parameters()).is_meta:
+            raise RuntimeError(
+                f"the values of adapter {name!r} are not in memory: if a device_map has offloaded them, give one that has "
+                f"'base_model.model.{ATTRIBUTE}' on a device"
+            )
+        return posterior
 
     def _wrap(self, name: str, factors: Factors) -> Draws:
         layers = factors.by_layer(self._precision)

@@ -228,6 +228,8 @@ class BayesLoraModel(BaseTuner):
                     autocast_adapter_dtype=autocast_adapter_dtype,
                     low_cpu_mem_usage=low_cpu_mem_usage,
                 )
+            for path in before - set(self.targeted_module_names):  # an adapter of the same name is replaced
+                _adapted(model)[path].leave(adapter_name)
             self._add_posterior(model, adapter_name, self._new_holder, low_cpu_mem_usage)
         except BaseException:  # including interruptions
             _take_out(model, adapter_name, before)
@@ -238,7 +240,7 @@ class BayesLoraModel(BaseTuner):
     def _add_posterior(self, model: nn.Module, adapter_name: str, holder: PosteriorHolder, empty: bool) -> None:
         if not hasattr(model, ATTRIBUTE):
             setattr(model, ATTRIBUTE, holder)
-            holder.train(self.training)
+            holder.train(self._starts_in_training)
             model.register_forward_pre_hook(holder.before_forward, with_kwargs=True)
             model.register_forward_hook(holder.after_forward)
         config = self.peft_config[adapter_name]
@@ -248,6 +250,12 @@ class BayesLoraModel(BaseTuner):
         if not next(posterior.parameters()).is_meta:
             posterior.to(_device(model))
         posterior.requires_grad_(adapter_name in self.active_adapters and not config.inference_mode)
+
+    @property
+    def _starts_in_training(self) -> bool:
+        """Mode of new modules: the model's own where transformers adapts it, for there is no ``PeftModel`` whose mode counts."""
+        native = getattr(self.model, "_hf_peft_config_loaded", False)
+        return bool(self.model.training if native else self.training)
 
     def _create_and_replace(
         self,
@@ -270,7 +278,7 @@ class BayesLoraModel(BaseTuner):
             layer = BayesLoraLinear(
                 target, current_key, self._new_holder, _fan_in_fan_out(target, peft_config, current_key)
             )
-            layer.train(self.training)
+            layer.train(self._starts_in_training)
             self._replace_module(parent, target_name, layer, target)
         _check_rank(layer, rank)
         layer.update_layer(adapter_name, rank, peft_config.scaling(rank, alpha), peft_config.lora_dropout)
@@ -452,7 +460,12 @@ def _fan_in_fan_out(target: nn.Module, config: BayesLoraConfig, name: str) -> bo
                 f"fan_in_fan_out is set but {name} is a torch.nn.Linear, which it does not fit; ignored", stacklevel=4
             )
         return False
-    backend = None if isinstance(target, BaseTunerLayer) else quantisation_backend(target)
+    if isinstance(target, BaseTunerLayer):
+        raise ValueError(
+            f"target module {name} has an adapter of another method already; call merge_and_unload() or unload() on the model "
+            "with that adapter first"
+        )
+    backend = quantisation_backend(target)
     if backend is not None and backend.layer_type == "linear":
         return False
     raise ValueError(

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,9 @@ from bayeslora.posterior.snapshots import Snapshots, balanced_choice, side_by_si
 
 POINT_KINDS: Mapping[str, str] = {"point_A_": "weights_a", "point_B_": "weights_b"}
 """Kind of the parameters of layers with a point estimate, for the optimiser."""
+
+HALF = frozenset({torch.bfloat16, torch.float16})
+"""Precisions in which neither small steps nor variances survive."""
 
 NOTHING_KEPT = Snapshots()
 
@@ -399,6 +402,15 @@ class Posterior(nn.Module, ABC):
     def _remember(self, name: str, value: Tensor, *, saved: bool = True) -> None:
         """Register a buffer, which is saved with the adapter or, if not ``saved``, with a run's checkpoints only."""
         self.register_buffer(name, value, persistent=saved)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move or cast the tensors, but keep buffers in float32: variances and curvatures leave the range of half precision."""
+        before = dict(self.named_buffers())
+        super()._apply(fn, recurse)
+        for name, buffer in self.named_buffers():
+            if buffer.dtype in HALF and before[name].dtype not in HALF:
+                setattr(self, name, before[name].to(buffer.device, torch.float32))
+        return self
 
     @property
     def _reference(self) -> nn.Parameter:

@@ -10,6 +10,15 @@ from transformers import Trainer
 
 from bayeslora.predict.tokens.predictions import CELLS
 
+NEXT_TOKENS = ("ForCausalLM", "ForConditionalGeneration", None)
+"""Losses of transformers that compare each position with the next token; models that name none are mostly of this kind."""
+
+
+def predicts_next_tokens(model: Any) -> bool:
+    """Whether a model predicts each token from those before it, so that the label of a position belongs to the one before."""
+    encodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    return not encodes and getattr(model, "loss_type", None) in NEXT_TOKENS
+
 
 def rows_at_once(trainer: Trainer, inputs: Mapping[str, Any]) -> int:
     """How many rows may have their distributions in memory; all where processes must run sharded layers together."""

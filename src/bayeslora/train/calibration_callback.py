@@ -28,7 +28,7 @@ from bayeslora.predict.mc import average_in_turn
 from bayeslora.predict.questions.scorer import require_numbers
 from bayeslora.predict.tokens.predictions import score_tokens
 from bayeslora.runs.config import check_samples
-from bayeslora.train.batches import rows_at_once, split_rows
+from bayeslora.train.batches import predicts_next_tokens, rows_at_once, split_rows
 
 
 class CalibrationCallback(TrainerCallback):
@@ -205,10 +205,11 @@ def _prefix(metrics: Mapping[str, float]) -> str:
 
 def _require_next_tokens(model: nn.Module, inputs: Mapping[str, Any]) -> None:
     """Refuse labels that are not those of a causal language model, one for each token."""
-    config: Any = model.config
     labels, ids = (getattr(inputs.get(name), "shape", None) for name in ("labels", "input_ids"))
-    if labels is None or labels != ids or getattr(config, "is_encoder_decoder", False):
+    if labels is None or labels != ids:
         raise InputError(
             f"CalibrationCallback needs a causal language model with a label for every token, but labels have shape "
             f"{labels and tuple(labels)} and input_ids {ids and tuple(ids)}; leave it out of other evaluations"
         )
+    if not predicts_next_tokens(model):
+        raise InputError("CalibrationCallback needs a causal language model, which this model is not; leave it out")

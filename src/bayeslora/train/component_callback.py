@@ -8,7 +8,7 @@ some training examples by itself after every epoch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from transformers import Trainer, TrainerCallback
 from bayeslora.adapter.elbo import IGNORED
 from bayeslora.adapter.holder import find_holder
 from bayeslora.adapter.sampling import evaluating
-from bayeslora.train.batches import rows_at_once, split_rows
+from bayeslora.train.batches import predicts_next_tokens, rows_at_once, split_rows
 from bayeslora.train.components import FEWEST, replace_failed
 from bayeslora.train.processes import Processes
 
@@ -36,7 +36,7 @@ log = logging.getLogger("bayeslora.train")
 class ReplaceFailedComponents(TrainerCallback):
     """Lets components of a causal language model that have learnt nothing go on as copies of the best, and warns of it.
 
-    Does nothing where parameters are sharded (FSDP, DeepSpeed).
+    Does nothing for other models, and where parameters are sharded (FSDP, DeepSpeed).
 
     Args:
         trainer: has the model and the training examples.
@@ -48,7 +48,8 @@ class ReplaceFailedComponents(TrainerCallback):
     def on_epoch_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Look for such components, and replace them."""
         parameters = find_holder(self._trainer.model).component_parameters()
-        if not parameters or self._trainer.is_fsdp_enabled or self._trainer.is_deepspeed_enabled:
+        sharded = self._trainer.is_fsdp_enabled or self._trainer.is_deepspeed_enabled
+        if not parameters or sharded or not predicts_next_tokens(self._trainer.model):
             return
         devices = [args.device] if args.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
@@ -85,10 +86,16 @@ class ReplaceFailedComponents(TrainerCallback):
         rows = spread if len(data) > FEWEST else range(len(data))
         chosen = data.select(rows) if hasattr(data, "select") else Subset(data, rows)
         for batch in self._trainer.get_test_dataloader(chosen):  # to its end, or accelerate counts it as in use
-            inputs = self._trainer._prepare_inputs(batch)
-            labels, ids = (getattr(inputs.get(name), "shape", None) for name in ("labels", "input_ids"))
-            if ids is not None and labels == ids:
+            if _labels_tokens(batch):  # or TRL may write texts to prepare it
+                inputs = self._trainer._prepare_inputs(batch)
                 yield from split_rows(inputs, rows_at_once(self._trainer, inputs))
+
+
+def _labels_tokens(batch: Any) -> bool:
+    """Whether a batch has a label for each of its tokens."""
+    found = [batch.get(name) if isinstance(batch, Mapping) else None for name in ("labels", "input_ids")]
+    labels, ids = (getattr(it, "shape", None) for it in found)
+    return ids is not None and labels == ids
 
 
 def _loss_and_labels(model: nn.Module, inputs: dict[str, Any]) -> Tensor:

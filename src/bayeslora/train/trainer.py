@@ -8,8 +8,9 @@ normalised already; the gradient exchange averages over processes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
+from inspect import signature
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from bayeslora.adapter.holder import find_holder
 from bayeslora.adapter.layer import BayesLoraLinear
 from bayeslora.adapter.lean_layers import lean_layers
 from bayeslora.adapter.version_counters import raise_versions
+from bayeslora.posterior.base import HALF
 from bayeslora.posterior.ivon import IvonPosterior
 from bayeslora.posterior.kl import KLScaling
 from bayeslora.train.batches import split_rows
@@ -40,14 +42,13 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-HALF = {torch.bfloat16, torch.float16}
-
 
 class BayesLoraTrainerMixin(_Base):
     """``class MyTrainer(BayesLoraTrainerMixin, Trainer)``: likelihood plus KL, logged separately.
 
-    Works with TRL's ``SFTTrainer`` in place of ``Trainer`` too. TRL multiplies by the output head's weight itself, which
-    would bypass an adapter on the head: then the loss is that of ``Trainer``, from logits.
+    Works with the trainers of TRL in place of ``Trainer`` too. TRL multiplies by the output head's weight itself, which would
+    bypass an adapter on the head: the loss of its ``SFTTrainer`` is then that of ``Trainer``, from logits, and its other
+    trainers refuse such adapters.
 
     Attributes:
         kl_scaling: ``elbo``, ``paper`` or ``blob``, see :func:`bayeslora.posterior.kl_weight`.
@@ -66,11 +67,15 @@ class BayesLoraTrainerMixin(_Base):
     aim: int = 4
 
     def __init__(self, model: Any = None, *args: Any, peft_config: Any = None, **kwargs: Any) -> None:
-        if isinstance(peft_config, BayesLoraConfig):  # so that the head can be hidden from TRL
+        if peft_config is not None and isinstance(model, PeftModel):
+            raise ValueError(
+                "the model has an adapter already: leave peft_config out to train that one, or call merge_and_unload() first"
+            )
+        if isinstance(peft_config, BayesLoraConfig) and self._adapts(model, super().__init__):
             model, peft_config = get_peft_model(model, peft_config), None
         if peft_config is not None:
             kwargs["peft_config"] = peft_config
-        with _hidden_head(model):
+        with _hidden_head(model) if self._is_sft else nullcontext():
             super().__init__(model, *args, **kwargs)
         restore_full_precision(self.model)
         _require_gradients_of_adam(self.model)
@@ -80,6 +85,20 @@ class BayesLoraTrainerMixin(_Base):
         self.add_callback(ReplaceFailedComponents(self))
         self._kl_logs: dict[str, list[Tensor]] = {}
         self._examples: Tensor | int | None = None
+
+    def _adapts(self, model: Any, start: Callable[..., None]) -> bool:
+        """Whether the adapter is made here, so that its head can be hidden from TRL, or as the trainer does not make one.
+
+        Other trainers of TRL make it themselves: they take a given adapter for one that is trained already, and would compare
+        with draws from a copy of it in place of the base model.
+        """
+        makes_one = "peft_config" in signature(start).parameters
+        return not makes_one or (self._is_sft and not isinstance(model, str))
+
+    @property
+    def _is_sft(self) -> bool:
+        """Whether this is TRL's ``SFTTrainer``."""
+        return any(kind.__name__ == "SFTTrainer" for kind in type(self).__mro__)
 
     @property
     def kl_weight(self) -> float:
@@ -106,7 +125,7 @@ class BayesLoraTrainerMixin(_Base):
     ) -> Any:
         """The trainer's own loss, plus the KL at the same draw in training, less what of it no parameter changes."""
         labels = inputs.get("labels")  # the trainer removes them where it smooths labels
-        if _adapted_head(self.model) is None:
+        if _adapted_head(self.model) is None or not self._is_sft:
             result = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         else:
             result = Trainer.compute_loss(self, model, inputs, return_outputs, num_items_in_batch)
@@ -131,10 +150,10 @@ class BayesLoraTrainerMixin(_Base):
             prepared = self.get_train_dataloader()
             loader = getattr(prepared, "base_dataloader", prepared)  # or accelerate counts these batches as training
             batches = map(self._prepare_inputs, islice(loader, self.aim))
-            # in evaluation mode a model keeps all activations: where a batch may not fit, its rows are run one by one
-            inputs = (
-                part for it in batches for part in (split_rows(it, 1) if self.args.gradient_checkpointing else [it])
-            )
+            # in evaluation mode a model keeps all activations: where a batch may not fit, its rows are run one by one, unless
+            # they belong together, as chosen and rejected texts do
+            small = self.args.gradient_checkpointing
+            inputs = (part for it in batches for part in (split_rows(it, 1) if small and "labels" in it else [it]))
             processes = Processes(self.args.process_index, self.args.world_size)
             find_holder(self.model).aim((partial(self.compute_loss, self.model, it) for it in inputs), processes.add_up)
         self.model.train(training)
@@ -277,6 +296,13 @@ def _labels_examples(batch: Any) -> bool:
 
 class _Steps(TrainerCallback):
     """Checks that posteriors can be trained, and calls them after every optimiser step, before gradients are cleared."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ValueError(
+                "no parameter of the model is trained: load the adapter with PeftModel.from_pretrained(..., is_trainable=True), "
+                "or set inference_mode=False"
+            )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         found = {parameter.dtype for parameter in find_holder(model).parameters()} & HALF
