@@ -12,6 +12,7 @@ from bayeslora import find_holder
 from bayeslora.adapter.foreign import FOREIGN
 from bayeslora.errors import InputError
 from bayeslora.predict.generation import Generation, Writing, generate, generate_apart
+from bayeslora.predict.generation.results import HALF, End
 from bayeslora.predict.mc import posterior_predictive
 from train.tiny import make_tokenizer
 
@@ -81,7 +82,7 @@ def test_the_most_probable_tokens_of_the_average(samples, layers):
         (got,) = generate(model, TOKENIZER, [prompt], SHORT, samples=samples, layers=layers)
         ids = TOKENIZER(prompt).input_ids
         assert_matches(got, by_hand(model, ids, samples=samples, seed=0, steps=len(got.token_ids), layers=layers))
-        assert got.text == TOKENIZER.decode(got.token_ids, skip_special_tokens=True)
+        assert got.text == TOKENIZER.decode(got.token_ids, skip_special_tokens=True).rstrip(HALF)
         assert samples == 1 or max(got.epistemic) > 1e-3
 
 
@@ -309,7 +310,8 @@ def test_every_draw_writes_its_own():
             plain = model.generate(
                 **{n: given[n] for n in ("input_ids", "attention_mask")}, **SHORT.arguments(TOKENIZER)
             )
-        assert text == TOKENIZER.decode(plain[0, given["input_ids"].shape[1] :], skip_special_tokens=True)
+        whole = TOKENIZER.decode(plain[0, given["input_ids"].shape[1] :], skip_special_tokens=True)
+        assert text == whole.rstrip(HALF)
     assert len(set(texts)) > 1
 
 
@@ -365,6 +367,8 @@ def test_nothing_is_left_behind(monkeypatch):
         ({"top_k": -1}, "top_k is -1; give a whole number of at least 0"),
         ({"seed": 2**64}, f"seed is {2**64}; give a number below 2^64"),
         ({"stop": ("a", "")}, "stop holds an empty text"),
+        ({"stop": "END"}, "stop is 'END'; give a list of texts: ['END']"),
+        ({"logit_bias": {5: 1.0}}, "logit_bias is a dictionary; give pairs of a token and its bias"),
     ],
 )
 def test_writing_that_cannot_be(settings, message):
@@ -381,10 +385,31 @@ def test_a_model_that_has_diverged_writes_nothing():
         generate(model, TOKENIZER, PROMPTS, SHORT)
 
 
-@pytest.mark.parametrize("prompts, message", [([], "there are no prompts"), (["a", ""], "prompt 2 is empty")])
+@pytest.mark.parametrize(
+    "prompts, message",
+    [
+        ([], "there are no prompts"),
+        (["a", ""], "prompt 2 is empty"),
+        (["a\ud800"], "prompt 1 is no valid Unicode"),
+        ([{"role": "user", "content": "Hi!"}], "prompt 1 is a single message; give a chat as a list of messages"),
+        ({"role": "user", "content": "Hi!"}, "prompt 1 is a single message; give a chat as a list of messages"),
+        ([[]], "the model's chat template refuses the messages"),
+        ([[{"role": "user", "content": None}]], "the model's chat template refuses the messages: can only concatenate"),
+        (["a" * 2048], "a prompt has 2048 tokens, and the model's context length is 2048; shorten it"),
+    ],
+)
 def test_prompts_that_cannot_be(prompts, message):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
     with pytest.raises(InputError, match=message):
-        generate(writer(), TOKENIZER, prompts, SHORT)
+        generate(writer(), tokenizer, prompts, SHORT)
+
+
+def test_a_text_that_is_cut_off_ends_with_a_whole_character():
+    ids = TOKENIZER("ab😀").input_ids
+    assert TOKENIZER.decode(ids[:-1]).endswith(HALF)
+    assert End.find(ids[:-1], set(), (), TOKENIZER) == End(len(ids) - 1, "ab", False)
+    assert End.find(ids, set(), (), TOKENIZER).text == "ab😀"
 
 
 def test_adapters_of_pefts_own_write_with_one_draw_at_most():

@@ -130,6 +130,15 @@ def test_the_adapter_of_a_run_is_enough_by_itself(method: str, tmp_path: Path) -
     assert alone.probabilities == pytest.approx(load_run(run).ask("Is 3 even?", ["yes", "no"]).probabilities, abs=1e-6)
 
 
+def test_a_run_whose_base_model_was_moved_says_how_to_name_it(tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished(), tmp_path / "run"))
+    config = json.loads((run / "config.json").read_text(encoding="utf-8"))
+    (run / "config.json").write_text(json.dumps({**config, "model": "/gone/model"}), encoding="utf-8")
+    with pytest.raises(InputError, match="its base model is no longer at /gone/model; give --model with its new place"):
+        load_run(run)
+    assert load_run(run, model=model_directory()).config.model == model_directory()
+
+
 def test_the_base_model_may_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = save_lora(tmp_path / "adapter")
     file = place / "adapter_config.json"

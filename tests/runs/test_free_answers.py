@@ -177,6 +177,18 @@ def test_questions_are_asked_as_in_training(run: Path) -> None:
     assert [it.text for it in plain] == [answer.text]
 
 
+@pytest.mark.parametrize(
+    "question, settings, message",
+    [
+        (" ", {}, "a question is empty; give some text"),
+        ("Is 38 even?", {"temperature": 1.0}, "is the most probable one, not a sample; leave out temperature"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(run: Path, question: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_run(run).answer(question, **settings)
+
+
 def test_the_command_line_tells_confidence_and_alternatives(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["generate", run, "--prompt", "Is 38 even?", "--max-new-tokens", 6, "--confidence", "--quiet"]
     assert bayeslora(*words) == 0

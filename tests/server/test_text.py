@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import time
@@ -12,13 +13,17 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.calibrate.confidence import ConfidenceModel
 from bayeslora.predict.generation import Writing
 from bayeslora.predict.generation.confidence import FEATURES, WrittenAnswer
-from bayeslora.predict.generation.results import Generation
+from bayeslora.predict.generation.results import Generation, Token
 from bayeslora.runs.trained import TrainedModel
+from bayeslora.server.engine import Engine
+from bayeslora.server.limits import Limits
 from bayeslora.server.pieces import Pieces
 from server.live import ASKED, held_up, settled, wait_for
 from tiers import some
@@ -251,12 +256,15 @@ def test_a_stream_of_chat(client: openai.OpenAI, trained: TrainedModel, url: str
         ({"max_tokens": 65}, 400, "max_tokens is 65; this server allows at most 64"),
         ({"temperature": -1}, 422, "temperature: Input should be greater than or equal to 0"),
         ({"top_p": 0}, 422, "top_p: Input should be greater than 0"),
-        ({"stop": [""]}, 422, "stop"),
-        ({"stop": ["a"] * 5}, 422, "stop"),
+        ({"stop": ""}, 422, "stop: String should have at least 1 character"),
+        ({"stop": [""]}, 422, "stop.0: String should have at least 1 character"),
+        ({"stop": ["a"] * 5}, 422, "stop: List should have at most 4 items"),
+        ({"stop": 5}, 422, "stop: Input should be a valid string"),
         ({"logprobs": 21}, 422, "logprobs: Input should be less than or equal to 20"),
         ({"prompt": ""}, 422, "prompt"),
-        ({"prompt": [1, 2, 3]}, 422, "prompt"),
-        ({"prompt": ["red"] * 17}, 422, "prompt"),
+        ({"prompt": [1, 2, 3]}, 422, "prompt.0: Input should be a valid string"),
+        ({"prompt": ["red"] * 17}, 422, "prompt: List should have at most 16 items"),
+        ({"suffix": "blue"}, 422, "suffix: not supported; leave it out"),
         ({"prompt": "word " * 10_000}, 400, "tokens; at most 4096 are allowed"),
         ({"prompt": "word " * 20_000}, 400, "the text has 100000 bytes; at most 65536 are allowed"),
         (
@@ -288,10 +296,37 @@ def test_errors_as_the_client_knows_them(client: openai.OpenAI) -> None:
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError, match="allows at most 64"):
         client.completions.create(prompt="red", max_tokens=100, **GREEDY)
-    with pytest.raises(openai.UnprocessableEntityError, match="tools: Input should be None"):
+    with pytest.raises(openai.UnprocessableEntityError, match="tools: not supported; leave it out"):
         client.chat.completions.create(messages=MESSAGES, tools=[{"type": "function"}], **GREEDY)  # type: ignore
     with pytest.raises(openai.BadRequestError, match="top_logprobs requires logprobs"):
         client.chat.completions.create(messages=MESSAGES, top_logprobs=2, **GREEDY)
+
+
+def test_a_part_of_a_message_that_is_no_text_is_told(url: str) -> None:
+    image = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+    got = httpx.post(f"{url}/v1/chat/completions", json={"messages": [{"role": "user", "content": [image]}]})
+    assert got.status_code == 422
+    assert got.json()["error"]["message"] == "messages.0.content.0.type: Input should be 'text'"
+    assert got.json()["error"]["param"] == "messages.0.content.0.type"
+
+
+def test_a_chat_without_bounds_fits_a_short_context(trained: TrainedModel) -> None:
+    with held_up(trained) as (engine, _, client):  # the limit of 512 tokens is the model's whole context
+        engine.go.set()
+        got = client.post("/v1/chat/completions", json={"messages": MESSAGES, "temperature": 0})
+        assert got.status_code == 200 and got.json()["usage"]["completion_tokens"] <= 256
+
+
+def test_tokens_keep_the_space_before_them(trained: TrainedModel) -> None:
+    """Where a tokenizer strips it from the beginning of a text, as that of Llama 2."""
+    bare = Tokenizer(models.BPE(unk_token="?"))
+    bare.pre_tokenizer, bare.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    learning = trainers.BpeTrainer(special_tokens=["?"], initial_alphabet=[":"], show_progress=False)
+    bare.train_from_iterator(["the pool is open"] * 3, learning)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bare, unk_token="?")
+    engine = Engine(replace(trained, loaded=replace(trained.loaded, tokenizer=tokenizer)), Limits())
+    token = Token(tokenizer("pool").input_ids[-1], 0.5, 0.0, 0.0, 0.0)
+    assert tokenizer.decode([token.id]) == "pool" and engine._piece(token, "").word == " pool"
 
 
 def test_a_model_without_a_template_does_not_chat(trained: TrainedModel) -> None:
@@ -469,6 +504,19 @@ def test_a_stream_whose_client_has_gone_is_given_up(trained: TrainedModel) -> No
         assert client.post("/v1/choices", json=ASKED).status_code == 200
         wait_for(lambda: engine.log[-1][0] == "answer" or len(engine.log) > before)
         assert settled(engine.log) < 200
+
+
+def test_a_client_that_has_gone_leaves_nothing_in_the_log(
+    trained: TrainedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    with held_up(trained) as (engine, worker, client):
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/completions", json={"prompt": "red", "temperature": 0}, timeout=0.2)
+        wait_for(lambda: not worker._taken)
+        engine.go.set()
+        assert client.post("/v1/choices", json=ASKED).status_code == 200
+        gc.collect()
+    assert [it.getMessage() for it in caplog.records if it.name == "asyncio"] == []
 
 
 def test_a_stream_that_takes_too_long_says_so(trained: TrainedModel) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from bayeslora.tasks.conversations import (
     ConversationTask,
     encode_completion,
     encode_conversation,
+    example_key,
     read_completion,
     read_conversation,
     truncate,
@@ -46,7 +49,7 @@ def tokenizer(chat: str | None = CHAT) -> PreTrainedTokenizerFast:
     return fast
 
 
-def messages(*turns: tuple[str, str]) -> list[dict[str, str]]:
+def messages(*turns: tuple[str, str]) -> list[dict[str, Any]]:
     return [{"role": role, "content": content} for role, content in turns]
 
 
@@ -62,6 +65,26 @@ def test_messages_of_both_formats() -> None:
     assert read == Conversation("x", tuple(SAID)) and read.learnt == [1, 3]
     theirs = [{"from": "human", "value": "Hi!"}, {"from": "gpt", "value": "Hello."}]
     assert read_conversation({"messages": theirs}).item.turns == tuple(SAID[:2])
+
+
+def test_messages_as_json() -> None:
+    said = f" {json.dumps(messages(*SAID), indent=1)}"
+    assert read_conversation({"messages": said}).item.turns == tuple(SAID)
+
+
+def test_messages_of_weight_0_and_those_that_open_a_conversation_are_only_read() -> None:
+    said = messages(("assistant", "Welcome!"), *SAID)
+    said[2]["weight"] = 0
+    read = read_conversation({"messages": said}).item
+    assert read.learnt == [4] and len(read.turns) == 5
+    [text] = encode_conversation(read, tokenizer())
+    assert learnt(text, tokenizer()) == ["2</>"]
+    assert example_key(read) != example_key(replace(read, skipped=()))
+
+
+def test_an_empty_answer_of_a_conversation_is_a_flaw() -> None:
+    for said in ("", " \n"):
+        assert read_conversation({"messages": messages(SAID[0], ("assistant", said))}).flaw == "empty answer"
 
 
 def test_prompt_and_completion_as_texts_and_as_messages() -> None:
@@ -84,6 +107,14 @@ def test_prompt_and_completion_as_texts_and_as_messages() -> None:
         ({"messages": messages(("narrator", "hi"))}, "unknown role: 'narrator'; use system, user, assistant"),
         ({"messages": [{"role": "user", "content": ["hi"]}]}, "a message of messages has no text as content"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages is no valid Unicode"),
+        (
+            {"messages": [*messages(SAID[0]), {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]},
+            "a message of messages calls a tool, which cannot be learnt",
+        ),
+        (
+            {"messages": messages(("assistant", "Hello."), ("user", "Hi!"))},
+            "no message of the assistant is to be learnt",
+        ),
     ],
 )
 def test_messages_that_cannot_be_read(values: dict[str, Any], reason: str) -> None:

@@ -389,7 +389,7 @@ def test_a_row_that_cannot_be_used_is_named_by_its_file_and_line(tmp_path: Path)
     rows = {
         "free": [{"question": "1?", "answer": 1}, {"question": "2?", "answer": None}],
         "labels": [{"text": "good", "label": "+"}, {"text": "bad", "label": "-"}, {"text": "so so", "label": None}],
-        "chats": [{"messages": [{"role": "assistant", "content": "?"}]}],
+        "chats": [{"messages": [{"role": role, "content": "?"} for role in ("user", "assistant")]}],
     }
     for name, given in rows.items():
         for split in ("train", "test"):

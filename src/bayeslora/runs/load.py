@@ -40,6 +40,13 @@ def _config_of(directory: RunDirectory, model: str | None) -> RunConfig:
     return config if model is None else replace(config, model=model)
 
 
+def _require_place(model: str, directory: RunDirectory) -> None:
+    """Refuse a run whose base model was moved."""
+    place = Path(model).expanduser()
+    if place.is_absolute() and not place.exists():
+        raise InputError(f"{directory.path}: its base model is no longer at {place}; give --model with its new place")
+
+
 def load_run(
     path: str | Path,
     *,
@@ -86,6 +93,8 @@ def load_run(
         report.say(
             f"{directory.path}: an adapter without a run: {samples} draws, and questions in the format of benchmarks"
         )
+    if loaded is None and model is None:
+        _require_place(config.model, directory)
     loaded = loaded or load_base(config, device, trust_remote_code=trust_remote_code)
     with restored_on_failure(loaded.model):
         adapted = load_any_adapter(loaded, directory)

@@ -172,8 +172,13 @@ class TrainedModel:
         A text is asked as the questions of the run's own task were, or as a user's message where the model has a chat
         template; a chat is given as its messages.
         """
+        wanted = (writing or Writing()).changed(settings)
+        if not wanted.greedy:
+            raise InputError(
+                "an answer with a confidence is the most probable one, not a sample; leave out temperature"
+            )
         asked = [self._asked(it) for it in ([prompts] if isinstance(prompts, str) else prompts)]
-        found = self.answer_writer((writing or Writing()).changed(settings))(asked)
+        found = self.answer_writer(wanted)(asked)
         return found[0] if isinstance(prompts, str) else found
 
     def answer_writer(self, writing: Writing) -> AnswerWriter:
@@ -185,6 +190,8 @@ class TrainedModel:
         """A prompt for a free answer."""
         if not isinstance(prompt, str):
             return prompt
+        if not prompt.strip():
+            raise InputError("a question is empty; give some text")
         if self.result is not None and self.result.kind == AnswerTask.kind:
             return ask_freely(FreeQuestion("", prompt), self.loaded.tokenizer)
         return prompt if self.loaded.tokenizer.chat_template is None else [{"role": "user", "content": prompt}]

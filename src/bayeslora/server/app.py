@@ -133,6 +133,7 @@ class _Endpoints:
         self.limits = engine.limits
         self.trained = engine.trained
         self.samples = engine.trained.samples
+        self.chat_tokens = engine.chat_tokens
         self.calibration = engine.trained.calibration
         self.dispatcher: Dispatcher
         self.metrics: Metrics
@@ -235,7 +236,7 @@ class _Endpoints:
             raise Failure(400, "top_logprobs requires logprobs; set logprobs to true")
         given = [n for n in (body.max_completion_tokens, body.max_tokens) if n is not None]
         messages = [message.plain for message in body.messages]
-        texts = self._texts([messages], body, given[0] if given else self.limits.max_tokens, body.top_logprobs or 0)
+        texts = self._texts([messages], body, given[0] if given else self.chat_tokens, body.top_logprobs or 0)
         reply = ChatReply(self.name, texts, self.calibration, copies=body.n or 1, logprobs=bool(body.logprobs))
         return await self._reply(request, body, texts, reply)
 

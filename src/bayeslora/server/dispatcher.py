@@ -118,10 +118,17 @@ class Dispatcher:
             raise Failure(GONE, "the client disconnected") if gone.done() else self._late()
         finally:
             gone.cancel()
+            waiting.add_done_callback(_look_at)
             waiting.cancel()
 
     def _late(self) -> Failure:
         return Failure(504, f"no answer within {self._timeout:g} s; send a smaller request, or try again later")
+
+
+def _look_at(ended: asyncio.Future[Any]) -> None:
+    """Look at how a future has ended that nobody waits for any more; asyncio would log it."""
+    if not ended.cancelled():
+        ended.exception()
 
 
 async def _gone(request: Request) -> None:

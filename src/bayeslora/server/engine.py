@@ -26,6 +26,7 @@ from bayeslora.runs.trained import TrainedModel
 from bayeslora.server.limits import Limits
 from bayeslora.server.pieces import Pieces
 from bayeslora.tasks import EncodedItem, Item
+from bayeslora.tasks.encode import ANCHOR, plain_ids
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,8 @@ class Engine:
         self.trained = replace(trained, config=replace(trained.config, training=training))
         self.limits = limits
         self._tokenizer = trained.loaded.tokenizer
+        self._anchor = plain_ids(ANCHOR, self._tokenizer)
+        self._anchored = len(str(self._tokenizer.decode(self._anchor)))
         self._context = context_length(trained.loaded.model)
         # the noise of PEFT's own adapters may depend on the batch
         self.batches = isinstance(find_any_holder(trained.model), PosteriorHolder)
@@ -137,6 +140,12 @@ class Engine:
         mean = replace(self.trained, samples=0).predictor()
         found = mean([questions[row].item for row in rows], [encoded[row] for row in rows])
         return {row: _row(found, k).probabilities[0].tolist() for k, row in enumerate(rows)}
+
+    @property
+    def chat_tokens(self) -> int:
+        """Most tokens of a chat's answer where a request does not say: half of the context is left for the chat."""
+        most = self.limits.max_tokens
+        return most if self._context is None else max(1, min(most, self._context // 2))
 
     # Texts --------------------------------------------------------------------------------------------------------
 
@@ -200,7 +209,8 @@ class Engine:
         return Piece(token, self._word(token.id), text, tuple((self._word(id), value) for id, value in token.top))
 
     def _word(self, token: int) -> str:
-        return str(self._tokenizer.decode([token]))
+        """Text of a token. It follows another one, since many tokenizers strip the space from the beginning of a text."""
+        return str(self._tokenizer.decode([*self._anchor, token]))[self._anchored :]
 
 
 def _row(predictions: Predictions, row: int) -> Predictions:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -99,7 +99,8 @@ def install_handlers(app: FastAPI) -> None:
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return JSONResponse(_validation_body(error.errors(), request.headers.get("content-type", "")), 422)
+        content_type = request.headers.get("content-type", "")
+        return JSONResponse(_validation_body(error.errors(), error.body, content_type), 422)
 
     async def routed(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
@@ -112,14 +113,41 @@ def install_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, routed)
 
 
-def _validation_body(errors: Sequence[Any], content_type: str) -> dict[str, Any]:
+MISMATCHES = ("string_type", "list_type")
+"""Errors of a value that has another type than one of those it may have."""
+
+
+def _validation_body(errors: Sequence[Any], body: Any, content_type: str) -> dict[str, Any]:
     """Report the first validation error; others often follow from it."""
-    first = errors[0]
-    if tuple(first["loc"]) == ("body",) and "json" not in content_type:
+    if tuple(errors[0]["loc"]) == ("body",) and "json" not in content_type:
         given = f"it is {content_type[:SHOWN]!r}" if content_type else "it is missing"
-        return error_body(422, f"send the header Content-Type: application/json; {given}", code=first["type"])
+        return error_body(422, f"send the header Content-Type: application/json; {given}", code=errors[0]["type"])
+    first = _most_telling(errors, body)
     if first["type"] == "json_invalid":
         return error_body(422, f"the body is not valid JSON: {first['ctx']['error']}", code="json_invalid")
-    place = ".".join(str(part) for part in first["loc"] if part != "body")
-    text = first["msg"].removeprefix("Value error, ")
+    place = ".".join(map(str, _place(first, body)))
+    unsupported = first["type"] == "none_required"
+    text = "not supported; leave it out" if unsupported else first["msg"].removeprefix("Value error, ")
     return error_body(422, f"{place}: {text}" if place else text, code=first["type"], param=place[:SHOWN] or None)
+
+
+def _most_telling(errors: Sequence[Any], body: Any) -> Any:
+    """The first error. If its value may have one of several types, the first that is about the type it has."""
+    place = _place(errors[0], body)
+    same = [error for error in errors if _place(error, body)[: len(place)] == place]
+    return min(same, key=lambda error: error["type"] in MISMATCHES and _place(error, body) == place)
+
+
+def _place(error: Any, body: Any) -> tuple[str | int, ...]:
+    """Where an error is in the body, without the types that pydantic names where a value may have one of several."""
+    place: list[str | int] = []
+    value = body
+    for part in error["loc"][1:]:
+        if isinstance(value, Mapping) and (part in value or error["type"] == "missing"):
+            value = value.get(part)
+        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+            value = value[part]
+        else:
+            continue
+        place.append(part)
+    return tuple(place)

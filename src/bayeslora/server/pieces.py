@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from bayeslora.predict.generation.results import HALF
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-HALF = "\ufffd"
-"""Result of decoding an incomplete character."""
 
 
 class Pieces:

@@ -12,9 +12,9 @@ from pydantic import BaseModel
 
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.generation.confidence import WrittenAnswer
+from bayeslora.predict.generation.results import HALF
 from bayeslora.server import openai_schemas as shapes
 from bayeslora.server.engine import Piece, Text, Written
-from bayeslora.server.pieces import HALF
 
 Finish = Literal["stop", "length"]
 

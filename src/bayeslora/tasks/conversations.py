@@ -7,6 +7,7 @@ stop there. ``prompt`` and ``completion`` may be messages too; as plain texts th
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,15 +39,20 @@ class Conversation(FromRow):
     Attributes:
         turns: its messages.
         first: index of the first message that may be learnt; those before it are only read.
+        skipped: indices of messages after it that are only read, too.
     """
 
     turns: tuple[Turn, ...]
     first: int = 0
+    skipped: tuple[int, ...] = ()
 
     @property
     def learnt(self) -> list[int]:
-        """Indices of the assistant's messages that are learnt."""
-        return [k for k, (role, _) in enumerate(self.turns) if role == "assistant" and k >= self.first]
+        """Indices of the assistant's messages that are learnt. One that opens the conversation answers nothing."""
+        first = max(self.first, 1)
+        return [
+            k for k, (role, _) in enumerate(self.turns) if role == "assistant" and k >= first and k not in self.skipped
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +101,27 @@ class ConversationTask(TokenTask[Collection[Example]]):
 
 def read_conversation(values: Mapping[str, Any]) -> Candidate[Example]:
     """A row with ``messages``, in OpenAI's format or in ShareGPT's."""
+    values = {**values, "messages": _from_json(values.get("messages"))}
     turns = read_messages(values, "messages")
     if not any(role == "assistant" for role, _ in turns):
         raise Malformed("messages have no assistant")
-    return Candidate(Conversation(row_id(values), turns))
+    skipped = tuple(k for k, message in enumerate(values["messages"]) if message.get("weight") == 0)
+    return _conversation(Conversation(row_id(values), turns, skipped=skipped))
+
+
+def _conversation(example: Conversation) -> Candidate[Example]:
+    """A conversation, with its flaw if it teaches to say nothing; refused if it teaches nothing."""
+    if not example.learnt:
+        raise Malformed("no message of the assistant is to be learnt, as it opens the conversation or has weight 0")
+    return Candidate(example, None if all(example.turns[k][1].strip() for k in example.learnt) else "empty answer")
+
+
+def _from_json(given: Any) -> Any:
+    """Messages, which tables often have as JSON."""
+    try:
+        return json.loads(given) if isinstance(given, str) else given
+    except (ValueError, RecursionError):
+        return given
 
 
 def read_completion(values: Mapping[str, Any]) -> Candidate[Example]:
@@ -108,7 +131,7 @@ def read_completion(values: Mapping[str, Any]) -> Candidate[Example]:
         before, after = read_messages(values, "prompt"), read_messages(values, "completion")
         if not any(role == "assistant" for role, _ in after):
             raise Malformed("completion has no assistant")
-        return Candidate(Conversation(row_id(values), (*before, *after), len(before)))
+        return _conversation(Conversation(row_id(values), (*before, *after), len(before)))
     if isinstance(prompt, list):
         before, said = read_messages(values, "prompt"), _plain(values, "completion")
         return Candidate(Conversation(row_id(values), (*before, ("assistant", said)), len(before)), _flaw(said))
@@ -143,6 +166,8 @@ def _turn(message: Any, name: str) -> Turn:
         role, content = SHAREGPT.get(str(message["from"]), message["from"]), message.get("value")
     if role not in ROLES:
         raise Malformed(f"a message of {name} has an unknown role", f"{role!r}; use {', '.join(ROLES)}")
+    if message.get("tool_calls") or message.get("function_call"):
+        raise Malformed(f"a message of {name} calls a tool, which cannot be learnt")
     if not isinstance(content, str):
         raise Malformed(f"a message of {name} has no text as content", repr(content)[:60])
     return role, whole_characters(content, name)
@@ -150,8 +175,9 @@ def _turn(message: Any, name: str) -> Turn:
 
 def example_key(example: Example) -> str:
     """What an example says: examples that say the same stay in one split, and are learnt from once."""
-    said = (example.prompt, example.completion) if isinstance(example, Completion) else example.turns
-    return repr(said)
+    if isinstance(example, Completion):
+        return repr((example.prompt, example.completion))
+    return repr((example.turns, example.skipped) if example.skipped else example.turns)
 
 
 # Tokens ---------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ Scoring = Literal["text", "letter"]
 
 MAX_TOKENS = 1024
 
-_ANCHOR = ":"
+ANCHOR = ":"
+"""A text that others are put behind, to encode or decode them as they are behind a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def encode_items(
 
 def beginning_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The special tokens a tokenizer puts in front of every text, if any."""
-    plain, whole = plain_ids(_ANCHOR, tokenizer), list(tokenizer(_ANCHOR).input_ids)
+    plain, whole = plain_ids(ANCHOR, tokenizer), list(tokenizer(ANCHOR).input_ids)
     starts = [k for k in range(len(whole)) if whole[k : k + len(plain)] == plain]
     return whole[: starts[0]] if starts else []
 
@@ -144,7 +145,7 @@ def continuation_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]
 
     Some tokenizers add a space in front of every text, even if it has one. They do not after an anchor.
     """
-    anchor, both = plain_ids(_ANCHOR, tokenizer), plain_ids(_ANCHOR + text, tokenizer)
+    anchor, both = plain_ids(ANCHOR, tokenizer), plain_ids(ANCHOR + text, tokenizer)
     return both[len(anchor) :] if both[: len(anchor)] == anchor else plain_ids(text, tokenizer)
 
 

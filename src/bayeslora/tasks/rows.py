@@ -102,10 +102,15 @@ def checked_text(value: Any, name: str) -> str:
 
 
 def whole_characters(text: str, name: str) -> str:
-    """A text, refused if it holds half a character (a lone surrogate)."""
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    """A text, refused if it holds half a character."""
+    if has_half_character(text):
         raise Malformed(f"{name} is no valid Unicode", ascii(text)[:60])
     return text
+
+
+def has_half_character(text: str) -> bool:
+    """Whether a text holds half a character (a lone surrogate), which tokenizers and files do not take."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def row_id(values: Mapping[str, Any]) -> str:

@@ -37,6 +37,9 @@ class Token:
     draws: tuple[float, ...] = ()
 
 
+HALF = "\ufffd"
+"""Result of decoding an incomplete character."""
+
 Watch = Callable[[Mapping[int, Token]], None]
 """Callback after every step with the new token of each row, by row number; finished rows are left out."""
 
@@ -230,12 +233,12 @@ class End:
     def find(
         cls, ids: Sequence[int], end_tokens: set[int], stop: Sequence[str], tokenizer: PreTrainedTokenizerBase
     ) -> End:
-        """Find the first end token or stop text; otherwise the row ends with its last token."""
+        """Find the first end token or stop text; else the row ends with its last token, and its text with a whole character."""
         first = next((k + 1 for k, token in enumerate(ids) if token in end_tokens), None)
         length = len(ids) if first is None else first
         text = str(tokenizer.decode(ids[:length], skip_special_tokens=True))
         if not any(word in text for word in stop):
-            return cls(length, text, first is not None)
+            return cls(length, text.rstrip(HALF) if first is None else text, first is not None)
         for shorter in range(1, length + 1):
             text = str(tokenizer.decode(ids[:shorter], skip_special_tokens=True))
             found = [text.index(word) for word in stop if word in text]

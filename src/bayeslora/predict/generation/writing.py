@@ -20,10 +20,12 @@ from bayeslora.adapter.base import find_any_holder
 from bayeslora.adapter.lean_layers import lean_predictions
 from bayeslora.adapter.sampling import Sampling, evaluating
 from bayeslora.data_frames import Results
-from bayeslora.errors import InputError, did_you_mean
+from bayeslora.errors import InputError, did_you_mean, first_line
+from bayeslora.models.context import context_length
 from bayeslora.number_checks import check_count, check_number, check_seed
 from bayeslora.predict.generation.results import End, Generation, Record, Steps, Watch, has_ended
 from bayeslora.predict.mc import Averaging, posterior_predictive
+from bayeslora.tasks.rows import has_half_character
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -70,9 +72,17 @@ class Writing:
         check_count("top_k", self.top_k, least=0)
         check_seed(self.seed)
         check_number("min_p", self.min_p, least=0, most=1)
+        biases: Any = self.logit_bias
+        if isinstance(biases, Mapping):
+            raise InputError(
+                "logit_bias is a dictionary; give pairs of a token and its bias: tuple(logit_bias.items())"
+            )
         for token, bias in self.logit_bias:
             check_count("a token of logit_bias", token, least=0)
             check_number(f"logit_bias of token {token}", bias)
+        stop: Any = self.stop
+        if isinstance(stop, str):
+            raise InputError(f"stop is {stop!r}; give a list of texts: [{stop!r}]")
         if "" in self.stop:
             raise InputError("stop holds an empty text, which would end everything at once; leave it out")
 
@@ -239,10 +249,17 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]
     """Token ids of prompts, with chats formatted."""
     if not prompts:
         raise InputError("there are no prompts; give at least one")
+    for number, prompt in enumerate([prompts] if isinstance(prompts, Mapping) else prompts, 1):
+        if isinstance(prompt, Mapping):
+            raise InputError(
+                f"prompt {number} is a single message; give a chat as a list of messages: [[message, ...]]"
+            )
     texts = [_text(tokenizer, prompt) for prompt in prompts]
-    for number, text in enumerate(texts):
+    for number, text in enumerate(texts, 1):
         if not text:
-            raise InputError(f"prompt {number + 1} is empty; give some text")
+            raise InputError(f"prompt {number} is empty; give some text")
+        if has_half_character(text):
+            raise InputError(f"prompt {number} is no valid Unicode: {ascii(text)[:60]}; correct it")
     return [
         list(tokenizer(text, add_special_tokens=isinstance(prompt, str)).input_ids)
         for text, prompt in zip(texts, prompts, strict=True)
@@ -251,7 +268,9 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]
 
 def _padded(rows: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase, model: nn.Module) -> dict[str, Tensor]:
     """A batch padded on the left."""
-    width = max(map(len, rows))
+    width, context = max(map(len, rows)), context_length(model)
+    if context is not None and width >= context:
+        raise InputError(f"a prompt has {width} tokens, and the model's context length is {context}; shorten it")
     device = next(model.parameters()).device
     pad = _pad_token(tokenizer)
     return {
@@ -269,12 +288,10 @@ def _text(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> str:
         return prompt
     if tokenizer.chat_template is None:
         raise InputError("the model's tokenizer has no chat template; give the prompt as plain text")
-    from jinja2 import TemplateError
-
     try:
         return str(tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True))
-    except TemplateError as error:
-        raise InputError(f"the model's chat template refuses the messages: {error}") from error
+    except Exception as error:  # a template raises what it likes, as where a content is no text
+        raise InputError(f"the model's chat template refuses the messages: {first_line(error)}") from error
 
 
 def _require_known(writing: Writing, model: nn.Module) -> None:
