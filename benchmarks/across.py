@@ -104,7 +104,7 @@ def _by_first(rows: Mapping[str, Mapping[str, Cell]], first: Column) -> dict[str
     return dict(sorted(known, key=lambda item: item[1][first.metric].mean, reverse=first.largest))
 
 
-def mean_table(sections: Mapping[str, Any], columns: Sequence[Column], deviations: bool) -> str:
+def mean_table(sections: Mapping[str, Any], columns: Sequence[Column], deviations: bool = True) -> str:
     """Means over the tasks in all metrics, the best method by the first of them on top.
 
     They are by seed; where a method has other seeds on some tasks than on others, or without deviations, there is one mean, of
@@ -160,7 +160,7 @@ def main() -> None:
         return
     if given.means:
         order = sorted((*COLUMNS, *CALIBRATED_COLUMNS), key=lambda column: column.metric != "nll")
-        print(mean_table(sections, order, not given.no_deviations))
+        print(mean_table(sections, order, deviations=not given.no_deviations))
         return
     columns = [KNOWN[metric] for metric in given.metrics]
     for title, text in tables(sections, columns).items():

@@ -149,6 +149,8 @@ def test_means_of_tasks_with_more_seeds_than_others_have(monkeypatch: pytest.Mon
     cells = {line.split(" | ")[0]: line for line in across.mean_table({"a": two, "b": one}, columns).splitlines()}
     assert "2.250" in cells["| lora"] and "2.550" in cells["| blob"] and "±" not in "".join(cells.values())
     assert "1.500 ± 0.707" in across.mean_table({"a": two}, columns)
+    plain = across.mean_table({"a": two}, columns, deviations=False)
+    assert "1.500" in plain and "±" not in plain
     turned = {name: {"runs": record["runs"][::-1]} for name, record in two.items()}
     assert "1.500 ± 0.707" in across.mean_table({"a": two, "b": turned}, columns), "seeds are paired by their numbers"
     later = {name: {"runs": [{**run, "seed": run["seed"] + 1} for run in it["runs"]]} for name, it in two.items()}

@@ -509,10 +509,10 @@ def test_a_stream_whose_client_has_gone_is_given_up(trained: TrainedModel) -> No
 def test_a_client_that_has_gone_leaves_nothing_in_the_log(
     trained: TrainedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with held_up(trained) as (engine, worker, client):
+    with held_up(trained) as (engine, _, client):
         with pytest.raises(httpx.ReadTimeout):
             client.post("/v1/completions", json={"prompt": "red", "temperature": 0}, timeout=0.2)
-        wait_for(lambda: not worker._taken)
+        wait_for(lambda: 'status="499"} 1' in client.get("/metrics").text)
         engine.go.set()
         assert client.post("/v1/choices", json=ASKED).status_code == 200
         gc.collect()
