@@ -6,7 +6,6 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 PATIENCE = 10.0
 """Seconds within which the hub must accept a connection."""
@@ -32,6 +31,8 @@ def hub_or_cache() -> Iterator[None]:
 
 def reachable(address: str) -> bool:
     """Whether a server accepts connections. Behind a proxy it may, for all that can be seen from here."""
+    from urllib.request import getproxies  # slow to import: a quick `predict` goes without it
+
     if {"all", "http", "https"} & getproxies().keys():
         return True
     parts = urlsplit(address)
