@@ -124,6 +124,15 @@ def test_layers_out_of_scope_record_no_gradients():
     assert not seen[0].requires_grad
 
 
+def test_layers_of_the_last_ones_shape_record_no_gradients_either():
+    model, posterior = laplace("last", adapter={"target_modules": ["o_proj"]})
+    seen = []
+    for layer in model.get_base_model().model.layers:
+        layer.self_attn.o_proj.register_forward_hook(lambda *args: seen.append(args[2].requires_grad))
+    jacobians(model, posterior, questions(count=2))
+    assert len(seen) > 1 and seen == [False] * (len(seen) - 1) + [True]
+
+
 # Predictions ----------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 
@@ -25,9 +26,11 @@ def fit(inputs: PostHocInputs) -> PostHocResult:
     assert isinstance(inputs, QuestionPostHocInputs)
     assert isinstance(posterior, TfbPosterior)
     posterior.start_from(inputs.loras[0])
-    change = _change_on_anchors(inputs, posterior)
-    posterior.width = search_width(change, posterior.config)
-    return PostHocResult({"width": posterior.width, "change": change(posterior.width)})
+    change = functools.cache(_change_on_anchors(inputs, posterior))
+    width = search_width(change, posterior.config)
+    found = change(width)
+    posterior.width = width
+    return PostHocResult({"width": width, "change": found})
 
 
 def search_width(change: Callable[[float], float], config: TfbConfig) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -114,7 +114,8 @@ class LaplacePosterior(PointPosterior):
         if self.training:
             return self._points(n)
         A, B = ([self._noisy(factor, group, n, source) for group in self.random_groups] for factor in ("A", "B"))
-        return self.place(self._points(), A, [b.mT for b in B])
+        points = self._points()
+        return Factors(self.groups, self._placed(points.A, A), self._placed(points.B, [b.mT for b in B]))
 
     def _noisy(self, factor: str, group: LayerGroup, n: int, source: Noise) -> Tensor:
         """Draws ``[L, n, R, d]`` of a factor, with the rank first, of the layers of a group that are random."""
@@ -122,11 +123,6 @@ class LaplacePosterior(PointPosterior):
         noise = source.normal((mean.shape[0], n, *mean.shape[1:]))
         root = self._spectrum(factor, group).inverse_root(noise, self._precision)
         return mean.unsqueeze(1) + self.scale * root
-
-    def place(self, points: Factors, A: Sequence[Tensor], B: Sequence[Tensor]) -> Factors:
-        """``n`` sets of factors whose random layers are ``A [L, n, R, i]`` and ``B [L, n, o, R]``, for each of
-        ``random_groups``; all other layers are as in ``points``, which is one set."""
-        return Factors(self.groups, self._placed(points.A, A), self._placed(points.B, B))
 
     def _placed(self, points: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, ...]:
         given = {group.key: value for group, value in zip(self.random_groups, values, strict=True)}
@@ -140,6 +136,27 @@ class LaplacePosterior(PointPosterior):
             else:
                 placed.append(repeated.index_copy(0, self._random_rows(group), value))
         return tuple(placed)
+
+    def place(self, points: Factors, A: Sequence[Tensor], B: Sequence[Tensor]) -> Factors:
+        """``n`` sets of factors whose random layers are ``A [L, n, R, i]`` and ``B [L, n, o, R]``, for each of
+        ``random_groups``; all other layers are as in ``points``, which is one set.
+
+        Layers in scope and others share no tensor, so gradients by ``A`` and ``B`` need only the layers in scope.
+        """
+        groups, random = list(self.random_groups), self.random_names
+        placed_A, placed_B = list(A), list(B)
+        for group, a, b in zip(points.groups, points.A, points.B, strict=True):
+            rows = [row for row, name in enumerate(group.names) if name not in random]
+            if rows:
+                groups.append(replace(group, names=tuple(group.names[row] for row in rows)))
+                placed_A.append(a[rows])
+                placed_B.append(b[rows])
+        return Factors(tuple(groups), tuple(placed_A), tuple(placed_B))
+
+    @property
+    def random_names(self) -> set[str]:
+        """Names of the layers in scope."""
+        return {name for group in self.random_groups for name in group.names}
 
     def random_points(self) -> tuple[list[Tensor], list[Tensor]]:
         """``A [L, R, i]`` and ``B [L, o, R]`` of ``θ̂``, for each of ``random_groups``."""
@@ -172,7 +189,7 @@ class LaplacePosterior(PointPosterior):
 
         The long side is truncated to its ``curvature_rank`` largest directions.
         """
-        wanted = {name for group in self.random_groups for name in group.names}
+        wanted = self.random_names
         if wanted != set(curvature):
             example = min(wanted ^ set(curvature))
             raise ValueError(
@@ -262,8 +279,7 @@ class LaplacePosterior(PointPosterior):
 
     def _random_rows(self, group: LayerGroup) -> Tensor:
         """Rows of a group whose layers are random."""
-        names = {name for random in self.random_groups for name in random.names}
-        rows = [row for row, name in enumerate(group.names) if name in names]
+        rows = [row for row, name in enumerate(group.names) if name in self.random_names]
         return torch.tensor(rows, device=self._reference.device)
 
     def _blocks(self) -> Iterator[tuple[str, LayerGroup]]:
