@@ -3,7 +3,8 @@
 python benchmarks/across.py TABLE.json [TABLE.json ...] [--section ARC-EASY ...] [--seeds 0 ...] [--metrics nll aurc] > all.md
 
 Each TABLE.json is the record that `bayeslora compare` has written; several are put side by side. The last column is the mean
-rank of a method over the tasks that it and all others have; with --ranks there is one table of those alone. With --means there
+rank of a method over the tasks; rows are sorted by it, and methods that lack a task, which have none, come last. With --ranks
+there is one table of ranks alone. With --means there
 is one of the means over the tasks, without the methods that lack one, and with deviations where all tasks have the same seeds.
 --figure draws accuracy against calibration error.
 """
@@ -11,6 +12,7 @@ is one of the means over the tasks, without the methods that lack one, and with 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -81,10 +83,15 @@ def tables(sections: Mapping[str, Any], columns: Sequence[Column] = COLUMNS) -> 
     for column in columns:
         shown = [replace(column, metric=task, title=task.split(" → ")[-1]) for task in sections]
         rank = Column(RANK, "mean rank", digits=1)
-        rows = with_ranks(cells(sections, column.metric), list(sections), column)
+        rows = _by_rank(with_ranks(cells(sections, column.metric), list(sections), column))
         unit = ", per cent" if column.factor == 100 else ""
         found[column.title + unit] = markdown(rows, [*shown, rank])
     return found
+
+
+def _by_rank(rows: Mapping[str, Row]) -> dict[str, Row]:
+    """Rows with the lowest mean rank on top; those without a rank at the end."""
+    return dict(sorted(rows.items(), key=lambda item: item[1][RANK].mean if RANK in item[1] else math.inf))
 
 
 def rank_table(sections: Mapping[str, Any], columns: Sequence[Column] = COLUMNS) -> str:

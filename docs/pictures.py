@@ -54,8 +54,6 @@ import posterior as toy  # noqa: E402
 
 GRID = torch.linspace(-4, 4, 97)
 DRAWS = 64
-FIVE_TASKS = ("seeds-0-1", "seed-2", "winogrande-seed-2", "ensembles-seed-2", "ivon")
-MAIN_TABLE = (*FIVE_TASKS, "boolq-seed-0", "boolq-seed-1", "boolq-seed-2", "ivon-boolq")
 
 
 class Line(NamedTuple):
@@ -258,8 +256,8 @@ def draw_selective(moons: Moons) -> Figure:
 
 
 def sections_of(*names: str) -> dict[str, Any]:
-    """The sections of records of the main table, by task and method."""
-    return read_sections([RESULTS / f"main/{name}.json" for name in names])
+    """The sections of records of the main table, by task and method; a name may be a pattern."""
+    return read_sections([path for name in names for path in sorted((RESULTS / "main").glob(f"{name}.json"))])
 
 
 def main() -> None:
@@ -270,9 +268,9 @@ def main() -> None:
     with rc_context(STYLE):
         figures = {
             "confidence": draw_confidence(RESULTS / "quickstart"),
-            "main-table": draw_main_table(sections_of(*MAIN_TABLE)),
+            "main-table": draw_main_table(sections_of("five-tasks/*", "boolq/*")),
             "unstopped": draw_unstopped(
-                sections_of(*FIVE_TASKS), {epochs: sections_of(f"unstopped-{epochs}") for epochs in (4, 8)}
+                sections_of("five-tasks/*"), {epochs: sections_of(f"unstopped-{epochs}") for epochs in (4, 8)}
             ),
             "main-reliability": draw_main_reliability(RESULTS / "main/curves.json"),
             "main-risk": draw_main_risk(RESULTS / "main/curves.json"),

@@ -158,7 +158,7 @@ def test_means_of_tasks_with_more_seeds_than_others_have(monkeypatch: pytest.Mon
 
 
 def test_seeds_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ends_with("across", SCRIPTS / "results/main/seeds-0-1.json", "--seeds", "7") == 2
+    assert ends_with("across", SCRIPTS / "results/main/five-tasks/seeds-0-1.json", "--seeds", "7") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("across.py: ") and "has one of the seeds [7]; there are [0, 1]" in line
 
