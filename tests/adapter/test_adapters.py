@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from peft import LoraConfig, PeftConfig, PeftModel, PeftType, get_peft_model
+from peft import AdaLoraConfig, LoraConfig, PeftConfig, PeftModel, PeftType, get_peft_model
 
 from adapter.cases import MODELS, adapted, base_model, config, generator, logits, tokens
 from bayeslora import BayesLoraConfig, find_holder
@@ -186,6 +186,42 @@ def test_what_scripts_for_lora_say_by_default_is_taken_and_not_saved(tmp_path):
     assert PeftConfig.from_pretrained(tmp_path) == made
     for name, (default, _) in LORA_ONLY.items():
         assert getattr(LoraConfig(), name) == default
+
+
+def test_the_settings_of_a_lora_become_ours(tmp_path):
+    told = {
+        "r": 4, "lora_alpha": 12, "lora_dropout": 0.1, "target_modules": ["q_proj", "v_proj"], "use_rslora": True,
+        "rank_pattern": {"v_proj": 2}, "alpha_pattern": {"v_proj": 3}, "layers_to_transform": [1],
+        "modules_to_save": ["lm_head"], "task_type": "CAUSAL_LM", "revision": "main",
+    }  # fmt: skip
+    made = BayesLoraConfig.from_lora(LoraConfig(**told), posterior="inducing", settings={"flow_depth": 0}, seed=3)
+    assert made == BayesLoraConfig(**told, posterior="inducing", settings={"flow_depth": 0}, seed=3)
+    assert BayesLoraConfig.from_lora(LoraConfig(**told), r=2) == BayesLoraConfig(**{**told, "r": 2})
+    get_peft_model(base_model(), LoraConfig(**told)).save_pretrained(tmp_path)
+    loaded = PeftConfig.from_pretrained(tmp_path)
+    assert loaded.inference_mode
+    again = BayesLoraConfig.from_lora(loaded)
+    assert not again.inference_mode and again.peft_type == "BAYESLORA" and again.rank_pattern == {"v_proj": 2}
+    assert all(p.requires_grad for p in find_holder(get_peft_model(base_model(), again)).parameters())
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        (
+            LoraConfig(use_qalora=True, ensure_weight_tying=True),
+            "not supported: use_qalora=True, ensure_weight_tying=True; leave them",
+        ),
+        (LoraConfig(use_dora=True), "use_dora=True is not supported: DoRA divides"),
+        (LoraConfig(init_lora_weights="gaussian"), "init_lora_weights='gaussian' is not supported"),
+        (LoraConfig(bias="all"), "bias='all' is not supported"),
+        (AdaLoraConfig(total_step=10), "expected a peft.LoraConfig, got AdaLoraConfig"),
+        ({"r": 8}, "expected a peft.LoraConfig, got dict"),
+    ],
+)
+def test_settings_of_a_lora_that_we_have_not_are_refused_by_name(config, message):
+    with pytest.raises(ValueError, match=message):
+        BayesLoraConfig.from_lora(config)
 
 
 @pytest.mark.parametrize("settings", [{"r": 20_000}, {"rank_pattern": {"lm_head": 20_000}}])

@@ -153,6 +153,26 @@ def test_they_write_by_the_average_of_all_draws(kind):
     assert torch.equal(written, ids)
 
 
+def test_generate_is_refused_where_the_model_returns_more_rows_than_it_is_given():
+    model, ids = adapted(), tokens(batch=2)
+    greedy = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
+    mean = model.generate(input_ids=ids, **greedy)
+    with model.draws(3, generator(), fan_out=True):
+        with pytest.raises(ValueError, match=r"3 draws .* leave out fan_out and give the batch 3 times"):
+            model.generate(input_ids=ids, **greedy)
+        with model.disable_adapter():
+            assert model.generate(input_ids=ids, **greedy).shape == (2, 9)
+        with posterior_predictive(model, samples=2):
+            assert model.generate(input_ids=ids, **greedy).shape == (2, 9)
+        with pytest.raises(ValueError, match="3 draws"):
+            model.generate(input_ids=ids, **greedy)
+        model.deterministic()
+        assert torch.equal(model.generate(input_ids=ids, **greedy), mean)
+    greedy["attention_mask"] = greedy["attention_mask"].repeat(3, 1)
+    with model.draws(3, generator()):  # as it says
+        assert model.generate(input_ids=ids.repeat(3, 1), **greedy).shape == (6, 9)
+
+
 def test_what_a_model_takes_is_found_out_once_and_without_a_trace():
     """For late draws only, in evaluation mode, and not by the rows of the batch."""
     model, ids = odd("bloom").train(), tokens(batch=2)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from adapter.cases import MODELS, TIED, adapted, base_model, config, logits
+from adapter.cases import MODELS, TIED, adapted, base_model, config, logits, tokens
 from bayeslora import find_holder
 
 ALL = pytest.mark.parametrize("architecture", MODELS)
@@ -151,6 +151,27 @@ def test_draws_of_a_merged_adapter_are_refused():
     model.merge_adapter()
     with pytest.raises(ValueError, match=r"merged into the base weights; call unmerge_adapter\(\)"):
         model.draw(2)
+
+
+@UNTIES
+def test_training_a_merged_adapter_is_refused():
+    """It would get no gradient of the loss, and ``elbo`` would train the KL alone."""
+    model, ids = adapted(), tokens()
+    model.merge_adapter()
+    merged = logits(model.train())  # without gradients nothing is trained
+    assert torch.equal(model.eval()(ids).logits, merged)
+    with pytest.raises(ValueError, match=r"merged into the base weights .* call unmerge_adapter\(\) before training"):
+        model.train()(ids)
+    model.unmerge_adapter()
+    model(ids, labels=ids).loss.backward()
+    assert all(p.grad is not None for p in find_holder(model).parameters())
+
+
+@UNTIES
+def test_a_merged_adapter_that_is_frozen_is_no_matter_in_training():
+    model = adapted(inference_mode=True)
+    model.merge_adapter()
+    assert torch.equal(model.train()(tokens()).logits, logits(model.eval()))
 
 
 @UNTIES

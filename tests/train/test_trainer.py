@@ -17,7 +17,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from adapter.cases import SIZES, VOCABULARY, adapted, base_model, tokens
+from adapter.cases import SIZES, VOCABULARY, adapted, base_model, config, logits, tokens
 from bayeslora import BayesLoraConfig, find_holder
 from bayeslora.adapter import lean_layers
 from bayeslora.train import BayesLoraTrainer, BayesLoraTrainerMixin
@@ -448,6 +448,29 @@ def test_trl_compares_with_an_adapter_that_was_trained(tmp_path):
     assert before[0] == "inducing" and find_holder(trainer.model).kl().total.item() != before[1]
 
 
+@pytest.mark.parametrize("posterior", ["inducing", "swag"])  # a mean of parameters, and one of buffers
+def test_trl_compares_with_the_mean_of_an_adapter_that_was_trained(tmp_path, posterior):
+    model = adapted(posterior=posterior, target_modules=["q_proj"], lora_dropout=0.5)
+    for buffer in find_holder(model).posterior("default").buffers():
+        buffer += 0.2 if buffer.is_floating_point() else 3
+    mean = logits(model)
+    preferring(tmp_path, model)
+    assert torch.equal(logits(model), mean)
+    assert not torch.equal(logits(model.train()), mean)  # what is trained has dropout, and draws if it has noise
+    model.set_adapter("ref")
+    torch.testing.assert_close(logits(model), mean)
+
+
+def test_an_own_adapter_of_the_name_of_a_reference_is_left_alone(tmp_path):
+    model = adapted(target_modules=["q_proj"])
+    model.add_adapter("ref", config("llama", target_modules=["q_proj"], seed=3))
+    before = find_holder(model).posterior("ref").mean().A[0].detach().clone()
+    BayesLoraTrainer(model, arguments(tmp_path), train_dataset=Rows(4))
+    assert torch.equal(find_holder(model).posterior("ref").mean().A[0], before)
+    model.train().set_adapter("ref")
+    assert not torch.equal(logits(model), logits(model))
+
+
 def test_an_adapter_on_the_head_is_refused_where_the_loss_would_bypass_it(tmp_path):
     with pytest.raises(ValueError, match="adapter to `lm_head` is not supported"):
         preferring(tmp_path, base_model(), ["q_proj", "lm_head"])
@@ -484,6 +507,34 @@ def test_a_second_adapter_is_not_made_in_place_of_one_that_was_trained(tmp_path)
 def test_a_model_without_our_adapter_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"has no adapter of bayeslora; make one with get_peft_model"):
         BayesLoraTrainer(model=base_model(), args=arguments(tmp_path), train_dataset=Rows(4))
+
+
+def test_a_name_is_refused_where_only_models_are_taken(tmp_path):
+    for more in ({}, {"peft_config": BayesLoraConfig()}):
+        with pytest.raises(ValueError, match=r"model is the name 'org/name', .*from_pretrained\('org/name'\)"):
+            BayesLoraTrainer("org/name", arguments(tmp_path), train_dataset=Rows(4), **more)
+
+
+@pytest.mark.parametrize("kind", some(["SFTTrainer", "DPOTrainer"], ["SFTTrainer"]))
+def test_a_name_is_taken_where_trl_takes_it(tmp_path, kind):
+    """Also by a trainer in between that hands all arguments on."""
+    trl = pytest.importorskip("trl")
+    theirs, settings = getattr(trl, kind), getattr(trl, kind.replace("Trainer", "Config"))
+
+    class Between(theirs):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+
+    class Ours(BayesLoraTrainerMixin, Between):
+        pass
+
+    base_model().save_pretrained(tmp_path / "model")
+    words().save_pretrained(tmp_path / "model")
+    args = settings(str(tmp_path / "out"), report_to=[], use_cpu=True, bf16=False)
+    rows = PAIRS if kind == "DPOTrainer" else datasets.Dataset.from_dict({"input_ids": tokens(batch=8).tolist()})
+    told = BayesLoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])
+    trainer = Ours(str(tmp_path / "model"), args=args, train_dataset=rows, peft_config=told)
+    assert list(trainer.model.peft_config) == ["default"] and find_holder(trainer.model).active == ["default"]
 
 
 def test_a_dataset_without_length_is_refused(tmp_path):

@@ -22,7 +22,12 @@ class Holder(nn.Module, ABC):
     posteriors, :class:`bayeslora.adapter.foreign.ForeignHolder` for PEFT's own adapters.
 
     Its buffers are training state, which is saved with checkpoints.
+
+    Attributes:
+        averages: whether what the model returns is averaged over the draws, see :func:`bayeslora.predict.mc.averaging`.
     """
+
+    averages: bool = False
 
     @property
     @abstractmethod

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import InitVar, asdict, dataclass, field, is_dataclass
+from dataclasses import InitVar, asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
-from peft import PeftConfig
+from peft import LoraConfig, PeftConfig
 from peft.utils import PeftType
 
 from bayeslora.adapter.expressions import require_plain_name
@@ -27,6 +27,9 @@ LORA_ONLY: dict[str, tuple[Any, str]] = {
     "layer_replication": (None, "layers are adapted where they are"),
 }
 """Settings of ``LoraConfig`` of which only LoRA's default is taken, with that default and the reason; they are not saved."""
+
+NOT_COPIED = {"peft_type", "peft_version", "auto_mapping", "inference_mode"}
+"""Settings of a LoRA that say what it is and how it was loaded."""
 
 LISTED = {
     "target_modules": str,
@@ -108,6 +111,24 @@ class BayesLoraConfig(PeftConfig):
     init_lora_weights: InitVar[bool | str] = True
     lora_bias: InitVar[bool] = False
     layer_replication: InitVar[list[tuple[int, int]] | None] = None
+
+    @classmethod
+    def from_lora(cls, config: LoraConfig, **settings: Any) -> BayesLoraConfig:
+        """The settings of a LoRA as settings of a new adapter. What is not supported must be at its default.
+
+        Args:
+            config: of PEFT. Without ``target_modules``, our default applies.
+            settings: that LoRA has not, such as ``posterior``, or that replace its own.
+        """
+        if getattr(config, "peft_type", None) != PeftType.LORA:
+            raise InputError(f"expected a peft.LoraConfig, got {type(config).__name__}")
+        given, plain = config.to_dict(), LoraConfig().to_dict()
+        shared = {it.name for it in fields(cls)} | LORA_ONLY.keys()
+        strange = {name: value for name, value in given.items() if name not in shared and value != plain.get(name)}
+        if strange:
+            told = ", ".join(f"{name}={value!r}" for name, value in strange.items())
+            raise InputError(f"not supported: {told}; leave them at LoRA's defaults, or use PEFT's LoraConfig")
+        return cls(**{name: value for name, value in given.items() if name in shared - NOT_COPIED} | settings)
 
     def __post_init__(self, *lora_only: Any) -> None:
         super().__post_init__()

@@ -44,6 +44,9 @@ class PosteriorHolder(TunerModule, Holder):
 
     Args:
         base_fingerprint: identifies the base model (see :mod:`bayeslora.adapter.base_fingerprint`).
+
+    Attributes:
+        fixed: adapters that use their mean in training, too, and drop no inputs.
     """
 
     adapter_layer_names = ("bayeslora_posterior",)
@@ -54,6 +57,7 @@ class PosteriorHolder(TunerModule, Holder):
         super().__init__()
         self.base_fingerprint = base_fingerprint
         self.bayeslora_posterior = nn.ModuleDict()
+        self.fixed: set[str] = set()
         self._seed: int | None = None
         self._precision: torch.dtype | None = None  # of the activations, once they are known
         self._forget()
@@ -250,6 +254,12 @@ class PosteriorHolder(TunerModule, Holder):
         """Whether the model itself repeats a batch, once for each of the draws in use."""
         return self._mode.fan_out
 
+    @property
+    def rows_returned(self) -> int:
+        """Number of rows that the model returns for each row of a batch."""
+        once = self.averages or self.merged or self.disable_adapters or not self._mode.fan_out
+        return 1 if once else _draws_in(self._mode.held.values())
+
     def narrow(self, first: int, count: int) -> None:
         """Keep ``count`` of the draws in use, starting with number ``first``."""
         mode = self._mode
@@ -328,6 +338,8 @@ class PosteriorHolder(TunerModule, Holder):
         self._precision = getattr(root, "dtype", None)
         if self.disable_adapters and self.merged:
             self.unmerge()  # as the layers do
+        if self.merged:
+            self._require_no_training()
         if self.disable_adapters or self.merged:
             return None
         self.settle(root)
@@ -345,6 +357,14 @@ class PosteriorHolder(TunerModule, Holder):
             raise RuntimeError(
                 "re-entrant gradient checkpointing needs the model's input embeddings or `inputs_embeds`, and neither was "
                 "used; pass gradient_checkpointing_kwargs={'use_reentrant': False}"
+            )
+
+    def _require_no_training(self) -> None:
+        """Refuse to train what no gradient reaches; the KL would be the whole objective."""
+        if self.training and torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
+            raise ValueError(
+                "the adapter is merged into the base weights and would not be trained; call unmerge_adapter() before training, "
+                "or eval() to predict"
             )
 
     @torch.compiler.disable
@@ -387,7 +407,7 @@ class PosteriorHolder(TunerModule, Holder):
 
     def _make_expansion(self, root: nn.Module, held: list[Draws]) -> DrawExpansion | None:
         """Where a batch is repeated for the draws, with hooks on the modules that it may enter there."""
-        n = max((drawn.n for drawn in held), default=1)
+        n = _draws_in(held)
         if n == 1:
             return None
         tried = partial(may_begin, root, self._trying, next(self.parameters()).device)
@@ -420,7 +440,7 @@ class PosteriorHolder(TunerModule, Holder):
             return self._mean(name)
         if self._mode.kind == "draws":
             return self._held(name)
-        if self._mode.kind == "automatic" and self.training:
+        if self._mode.kind == "automatic" and self.training and name not in self.fixed:
             self._kept = {}
             return self._wrap(name, self._draw(name, self._draws_of(name), self.generator, "independent"))
         return self._mean(name)
@@ -507,7 +527,13 @@ class PosteriorHolder(TunerModule, Holder):
         super().delete_adapter(adapter_name)
         for kept in (self._drawn, self._means, self._mode.held, self._captures):
             kept.pop(adapter_name, None)
+        self.fixed.discard(adapter_name)
         self._kept = {}
+
+
+def _draws_in(held: Iterable[Draws]) -> int:
+    """Number of draws that the adapters in use have; those without noise have one."""
+    return max((drawn.n for drawn in held), default=1)
 
 
 def find_holder(model: nn.Module) -> PosteriorHolder:

@@ -81,7 +81,8 @@ class BayesLoraLinear(TunerModule):
             return self._mixed(x, result, adapter_names)
         for name in self.active_adapters:
             if name in self.scaling:
-                result = self._updated(name, F.dropout(x, self.dropout[name], self.training), result)
+                dropping = self.training and name not in self.holder.fixed
+                result = self._updated(name, F.dropout(x, self.dropout[name], dropping), result)
         return result
 
     def _updated(self, name: str, x: Tensor, result: Tensor) -> Tensor:

@@ -52,6 +52,16 @@ class BayesLoraModel(BaseTuner):
         """Call the model and not its ``forward`` (as PEFT 0.20 does), so that the hook that draws is run."""
         return self.model(*args, **kwargs)
 
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model's ``generate``, which needs one row for each row of the batch."""
+        n = self.holder.rows_returned
+        if n > 1:
+            raise ValueError(
+                f"generate cannot use {n} draws with fan_out=True, for which the model returns {n} rows for each text; leave out "
+                f"fan_out and give the batch {n} times, or use posterior_predictive, which averages the draws"
+            )
+        return self.model.generate(*args, **kwargs)
+
     # Draws --------------------------------------------------------------------------------------------------------
 
     def draw(

@@ -146,8 +146,10 @@ def averaging(model: nn.Module, n: int, observe: Observer | None = None) -> Iter
             output.logits = average_draws(log_probabilities)
         return output
 
-    handle = root.register_forward_hook(average)
+    handle, outer = root.register_forward_hook(average), holder.averages
+    holder.averages = True
     try:
         yield state
     finally:
+        holder.averages = outer
         handle.remove()

@@ -43,6 +43,10 @@ else:
     _Base = object
 
 
+REFERENCE = "ref"
+"""Name of the copy that TRL makes of a trained adapter, to compare with."""
+
+
 class BayesLoraTrainerMixin(_Base):
     """``class MyTrainer(BayesLoraTrainerMixin, Trainer)``: likelihood plus KL, logged separately.
 
@@ -71,12 +75,20 @@ class BayesLoraTrainerMixin(_Base):
             raise ValueError(
                 "the model has an adapter already: leave peft_config out to train that one, or call merge_and_unload() first"
             )
+        if isinstance(model, str) and not self._is_of_trl:
+            raise ValueError(
+                f"model is the name {model!r}, which transformers' Trainer does not load: give "
+                f"AutoModelForCausalLM.from_pretrained({model!r}), or use BayesLoraSFTTrainer, which takes names"
+            )
+        own_reference = REFERENCE in getattr(model, "peft_config", {})
         if isinstance(peft_config, BayesLoraConfig) and self._adapts(model, super().__init__):
             model, peft_config = get_peft_model(model, peft_config), None
         if peft_config is not None:
             kwargs["peft_config"] = peft_config
         with _hidden_head(model) if self._is_sft else nullcontext():
             super().__init__(model, *args, **kwargs)
+        if not own_reference:
+            _fix_reference(self.model)
         restore_full_precision(self.model)
         _require_gradients_of_adam(self.model)
         _require_own_loss(self.model, self.args)
@@ -93,7 +105,12 @@ class BayesLoraTrainerMixin(_Base):
         with draws from a copy of it in place of the base model.
         """
         makes_one = "peft_config" in signature(start).parameters
-        return not makes_one or (self._is_sft and not isinstance(model, str))
+        return not isinstance(model, str) and (not makes_one or self._is_sft)
+
+    @property
+    def _is_of_trl(self) -> bool:
+        """Whether this is a trainer of TRL; they load a model by its name."""
+        return any(kind.__module__.startswith("trl.") for kind in type(self).__mro__)
 
     @property
     def _is_sft(self) -> bool:
@@ -262,6 +279,14 @@ class BayesLoraTrainerMixin(_Base):
         figures |= {f"kl_{term}": value for term, value in bound.kl.terms.items()}
         for name, value in figures.items():
             self._kl_logs.setdefault(name, []).append(value.detach().float())
+
+
+def _fix_reference(model: nn.Module) -> None:
+    """Make the copy of a trained adapter, if TRL has made one, the mean of that adapter. TRL does not copy buffers."""
+    holder = find_holder(model)
+    if REFERENCE in holder.bayeslora_posterior:
+        holder.posterior(REFERENCE).load_state_dict(holder.posterior("default").state_dict())
+        holder.fixed.add(REFERENCE)
 
 
 def _require_gradients_of_adam(model: nn.Module) -> None:
