@@ -127,6 +127,13 @@ class Anchors:
         return 3
 
 
+def inputs_of(score):
+    """What the search is given: a predictor that scores like this, with draws or without."""
+    predictor = SimpleNamespace(score=score, with_draws=lambda samples: predictor)
+    report = SimpleNamespace(stage=lambda name: lambda done, total: None)
+    return SimpleNamespace(train=Anchors(), seed=0, predictor=predictor, report=report)
+
+
 def test_a_lora_that_is_certain_of_all_anchors_keeps_its_width_while_it_is():
     """Its NLL is 0, so every change of it is larger than any share."""
     posterior = SimpleNamespace(config=TfbConfig(change="nll"), width=0.0)
@@ -135,15 +142,21 @@ def test_a_lora_that_is_certain_of_all_anchors_keeps_its_width_while_it_is():
         certain = posterior.width < 0.01
         return SimpleNamespace(predictive=np.log([[1.0, 1e-300] if certain else [0.9, 0.1]] * len(anchors)))
 
-    predictor = SimpleNamespace(score=score, with_draws=lambda samples: predictor)
-    inputs = SimpleNamespace(
-        train=Anchors(),
-        seed=0,
-        predictor=predictor,
-        report=SimpleNamespace(stage=lambda name: lambda done, total: None),
-    )
-    change = _change_on_anchors(inputs, posterior)
+    change = _change_on_anchors(inputs_of(score), posterior)
     assert change(0.005) == 0.0 and change(0.02) > 1e6
+
+
+def test_answers_that_any_noise_changes_by_rounding_do_not_count():
+    """In 16 bits an answer that is nearly a tie depends on how values are rounded, and any noise changes that."""
+    posterior = SimpleNamespace(config=TfbConfig(tolerance=0.1), width=0.0)
+
+    def score(anchors):
+        tie = [0.501, 0.499] if posterior.width == 0.0 else [0.499, 0.501]
+        clear = [0.9, 0.1] if posterior.width <= 0.004 else [0.4, 0.6]
+        return SimpleNamespace(predictive=np.log([tie, clear, clear]))
+
+    width = search_width(_change_on_anchors(inputs_of(score), posterior), posterior.config)
+    assert 0.003 < width <= 0.004
 
 
 @pytest.mark.parametrize(

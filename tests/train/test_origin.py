@@ -216,8 +216,8 @@ def test_tfb_searches_with_anchors_and_draws_of_its_own(loras, tmp_path, monkeyp
     settings = {"samples": 5, "anchors": 4, "tolerance": 0.3}
     adapter = AdapterConfig(rank=2, targets=("q_proj", "v_proj"), settings=settings)
     train(run_config("tfb", adapter=adapter, start_from=(str(loras[0]),)), tmp_path / "run")
-    before, *tried, reported = asked
-    assert before == (0, 4) and len(tried) > 3 and set(tried) == {(5, 4)}
+    *tried, reported = asked
+    assert len(tried) > 4 and set(tried) == {(5, 4)}
     assert reported == (3, SIZES["test"])
 
 

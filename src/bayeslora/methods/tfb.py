@@ -16,6 +16,10 @@ from bayeslora.posterior.tfb import TfbConfig, TfbPosterior
 WIDENINGS = 12
 """Maximum number of times the interval is doubled or halved until its ends bracket the tolerance."""
 
+NEXT_TO_NONE = 1e-9
+"""Width with which predictions before the change are made. Any noise decides anew how a model in 16 bits rounds, and so the
+answers to questions that are nearly a tie. Without noise before the change, they would count as changed by every width."""
+
 LEAST_NLL = 1e-300
 """A LoRA that is certain of all anchors has an NLL of 0, relative to which every change is large."""
 
@@ -73,7 +77,8 @@ def _change_on_anchors(inputs: QuestionPostHocInputs, posterior: TfbPosterior) -
     random.Random(f"{inputs.seed} anchors").shuffle(rows)
     anchors = [inputs.train.encoded[row] for row in rows[: config.anchors]]
     sampling = inputs.predictor.with_draws(samples=config.samples)
-    before = inputs.predictor.with_draws(samples=0).score(anchors).predictive
+    posterior.width = NEXT_TO_NONE
+    before = sampling.score(anchors).predictive
     labels = before.argmax(axis=1)
     advance = inputs.report.stage("searching the width")
     tried = 0
