@@ -16,7 +16,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from bayeslora import BayesLoraConfig, find_holder
+from bayeslora import BayesLoraConfig, find_holder, hub_access
 from bayeslora.errors import InputError
 from bayeslora.posterior import LaplaceConfig
 from tasks.cases import write_lines
@@ -394,6 +394,23 @@ def complaint(monkeypatch, capsys, arguments):
 def test_mistakes_are_one_line_and_exit_code_two(adapter, task, monkeypatch, capsys):
     code, line = complaint(monkeypatch, capsys, words(adapter, task, samples=-1))
     assert code == 2 and line == "bayeslora: samples is -1.0; give 0 for the posterior mean, or more"
+
+
+@pytest.mark.usefixtures("own_tasks_only")
+@pytest.mark.parametrize("missing", ["model", "data"])
+def test_without_a_network_what_is_not_here_is_one_line(adapter, task, tmp_path, monkeypatch, capsys, missing):
+    monkeypatch.setattr(hub_access, "reachable", lambda address: False)
+    arguments = words(adapter, task, "--device", "cpu")
+    if missing == "model":
+        arguments = [it.replace(model_directory(), "org/nothing") for it in arguments]
+        told = "bayeslora: org/nothing: not in the local cache, and the hub cannot be reached; run `hf download org/nothing`"
+    else:
+        settings = read_json(task / "evens.yaml") | {"dataset_path": "org/nothing", "dataset_kwargs": None}
+        (tmp_path / "evens.yaml").write_text(json.dumps(settings), encoding="utf-8")
+        arguments[arguments.index(str(task))] = str(tmp_path)
+        told = "bayeslora: Couldn't reach 'org/nothing' on the Hub (OfflineModeIsEnabled); check the network, or choose tasks"
+    code, line = complaint(monkeypatch, capsys, arguments)
+    assert code == 2 and line.startswith(told)
 
 
 def test_a_missing_harness_is_one_line_with_the_command_that_installs_it(monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from adapter.cases import adapted, base_model, foreign_model
 from bayeslora.errors import InputError
 from bayeslora.method_names import METHOD_NAMES, check_method_names
 from bayeslora.methods import METHODS, find_method, find_preset, registry
-from bayeslora.methods.base import COMMON, PAPER
+from bayeslora.methods.base import COMMON, PAPER, PostHocInputs, QuestionPostHocInputs
 from bayeslora.posterior import InducingConfig
 from bayeslora.posterior.registry import POSTERIORS, make_settings
+from bayeslora.progress import Silent
 from bayeslora.train import AdapterConfig, RunConfig, TrainingConfig, resolve
 from bayeslora.train.optimise import parameter_groups, parameter_kinds
 
@@ -85,6 +87,45 @@ def test_the_baseline_and_the_reference_method():
     default = resolve(RunConfig(model="m", task="t"))
     assert (default.adapter.posterior, default.adapter.settings["components"]) == ("decoupled", 4)
     assert default.training.draws % 4 == 0  # every component has its part of a batch
+
+
+class Told(Silent):
+    def __init__(self):
+        self.lines = []
+
+    def say(self, text):
+        self.lines.append(text)
+
+
+@pytest.mark.parametrize(
+    "questions, fitted, kept, said",
+    [
+        (1, 0.05, 1.0, "it takes at least 10 validation questions, and the task has 1;"),
+        (9, 2.0, 1.0, "it takes at least 10 validation questions, and the task has 9;"),
+        (10, 2.0, 2.0, None),
+        (10, 0.05, 1.0, "or all of them are right; this run has 1"),
+        (10, 20.0, 20.0, "no better than guesses, or all of them are right; this run has 20"),
+        (None, 0.05, 1.0, "or all of them are right; this run has 1"),  # running text
+    ],
+)
+def test_a_temperature_that_the_data_do_not_determine_makes_no_model_certain(questions, fitted, kept, said):
+    told = Told()
+    inputs = {
+        "posterior": SimpleNamespace(start_from=lambda lora: None),
+        "loras": [None],
+        "seed": 0,
+        "report": told,
+        "fit_temperature": lambda advance: fitted,
+    }
+    if questions is None:
+        found = METHODS["temperature"].fit_post_hoc(PostHocInputs(**inputs))
+    else:
+        validation = SimpleNamespace(items=[None] * questions)
+        found = METHODS["temperature"].fit_post_hoc(
+            QuestionPostHocInputs(**inputs, predictor=None, train=None, validation=validation)
+        )
+    assert found.found == {"temperature": kept} and found.calibration.temperature == kept
+    assert told.lines == [] if said is None else said in told.lines[0] and len(told.lines) == 1
 
 
 def test_unknown_names_are_refused_with_the_closest_one():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -54,6 +55,18 @@ def test_one_hot_integers_are_probabilities() -> None:
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (torch.tensor([[0.5, 0.5]], dtype=torch.bfloat16), "(Got unsupported ScalarType BFloat16)"),
+        (torch.tensor([[0.5, 0.5]], requires_grad=True), "(Can't call numpy() on Tensor that requires grad"),
+    ],
+)
+def test_tensors_that_numpy_cannot_read(tensor: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"probs cannot be read as an array {message}")):
+        accuracy(tensor, [0])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_torch_tensors(dtype: torch.dtype) -> None:
     probs, labels = random_case(0)

@@ -98,6 +98,7 @@ def test_subset_by_mask_and_by_position() -> None:
     assert_equal(scores.subset(chosen), expected)
     assert_equal(scores.subset(np.flatnonzero(chosen)), expected)
     assert_equal(scores.subset(4), token_scores(probs[4:5], labels[4:5]))
+    assert len(scores.subset([])) == 0
 
 
 def test_impossible_token_makes_nll_infinite() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 
 from bayeslora.errors import InputError
+from bayeslora.predict.generation import entailment
 from bayeslora.predict.generation.agreement import find_agreement
 from bayeslora.predict.generation.entailment import find_same, load_entailment
 from bayeslora.tasks.answers import same_free_answer
@@ -66,6 +68,18 @@ def test_answers_are_grouped_by_it(nli: str) -> None:
     assert agreement.others == tuple(it for it in agreement.groups if not same("Mercury", it[0]))
 
 
+def test_long_answers_are_cut_off(nli: str) -> None:
+    """Their tokenizer does not say how many tokens the model takes, which is 32."""
+    assert load_entailment(nli, torch.device("cpu"))("mercury " * 40, "venus " * 40) in (True, False)
+
+
+def test_few_pairs_are_remembered(nli: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entailment, "MOST_KNOWN", 2)
+    same = replace(load_entailment(nli, torch.device("cpu")), _known={})
+    found = [same("Mercury", f"venus {number}") for number in range(5)]
+    assert len(same._known) <= 2 and found == [same("Mercury", f"venus {number}") for number in range(5)]
+
+
 def test_what_is_no_such_model_is_refused(tmp_path: Path) -> None:
     other = save_classifier(tmp_path / "other", {0: "good", 1: "bad"})
     with pytest.raises(InputError, match=r"whose classes are good, bad; give a model with a class for entailment"):
@@ -76,5 +90,9 @@ def test_what_is_no_such_model_is_refused(tmp_path: Path) -> None:
     torch.save(model.state_dict(), pickled / "pytorch_model.bin")
     with pytest.raises(InputError, match=r"nli is '.*pickled', which cannot be loaded"):
         load_entailment(str(pickled), torch.device("cpu"))
+    damaged = Path(save_classifier(tmp_path / "damaged", NAMES))
+    (damaged / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(InputError, match=r"nli is '.*damaged', which cannot be loaded"):
+        load_entailment(str(damaged), torch.device("cpu"))
     with pytest.raises(InputError, match=r"nli is '.*nothing', which cannot be loaded .*trained on MNLI"):
         load_entailment(str(tmp_path / "nothing"), torch.device("cpu"))

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from bayeslora import load_run
+from bayeslora.errors import InputError
 from bayeslora.runs import batch
 from bayeslora.runs.answer_file import AnswerFile, read_answers
 from bayeslora.runs.trained import TrainedModel
@@ -197,10 +198,41 @@ def test_it_goes_on_where_it_was_interrupted(
 def test_a_file_without_questions(
     content: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "questions.jsonl"
+    file, out = tmp_path / "questions.jsonl", tmp_path / "out.jsonl"
     file.write_text(content)
     assert bayeslora("predict", trained, "--input", file) == 2
     assert "holds no questions" in capsys.readouterr().err
+    assert bayeslora("predict", trained, "--input", file, "--output", out) == 2
+    assert "holds no questions" in capsys.readouterr().err and not list(tmp_path.glob("out*"))
+    out.write_text("earlier answers")
+    assert bayeslora("predict", trained, "--input", file, "--output", out, "--force") == 2
+    assert out.read_text() == "earlier answers" and len(list(tmp_path.glob("out*"))) == 1
+
+
+@pytest.mark.parametrize("name, reason", [(".", "is a directory"), ("questions.jsonl", "is the file of questions")])
+def test_answers_need_a_file_of_their_own(
+    name: str, reason: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Told before anything is answered, also with ``--force``."""
+    file = write_lines(tmp_path / "questions.jsonl", [question(1)])
+    before = file.read_bytes()
+    assert bayeslora("predict", trained, "--input", file, "--output", tmp_path / name, "--force") == 2
+    assert f"{tmp_path / name}: {reason}" in capsys.readouterr().err
+    assert file.read_bytes() == before and [path.name for path in tmp_path.iterdir()] == ["questions.jsonl"]
+
+
+@pytest.mark.parametrize("damage", [b"\0\0\n", b"5\n", b"\xff\n", b"[" * 100_000 + b"\n"])
+def test_a_damaged_file_of_answers_is_not_gone_on_with(damage: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    with suppress(KeyboardInterrupt), AnswerFile(path, {}, force=False) as out:
+        out.write({"answer": 1})
+        raise KeyboardInterrupt
+    partial = tmp_path / "answers.jsonl.partial"
+    partial.write_bytes(partial.read_bytes() + damage)
+    with pytest.raises(InputError, match=r"answers\.jsonl\.partial: is damaged; remove it, or use --force"):
+        AnswerFile(path, {}, force=False).__enter__()
+    with AnswerFile(path, {}, force=True) as out:
+        assert out.done == 0
 
 
 @pytest.mark.parametrize(("chunk", "kept"), [(1, 5), (2, 4), (3, 3), (6, 0)])

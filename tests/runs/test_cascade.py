@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 
 from bayeslora import load_run
+from bayeslora.cli.cascade import Cascade
 from bayeslora.errors import InputError
+from bayeslora.predict.calibrate import Calibration
 from bayeslora.remote.endpoint import Endpoint
 from bayeslora.remote.expert import Expert, letter_question, read_letter
 from bayeslora.runs.cascade import cascade_curve, run_cascade, second_run
 from bayeslora.runs.trained import TrainedModel
-from bayeslora.tasks import Item, require_gold
+from bayeslora.tasks import Item, make_item, require_gold
 from bayeslora.tasks.choices import choice_candidate
 from train.tiny import bayeslora, finished
 
@@ -78,6 +80,11 @@ def test_a_second_that_leaves_answers_out_is_refused(model: TrainedModel, items:
         run_cascade(model, items, knowing, 2)
 
 
+def test_a_calibrated_threshold_may_exceed_1_by_rounding(model: TrainedModel, items: tuple[Item, ...]) -> None:
+    threshold = Calibration(threshold=1 + 1e-7).threshold
+    assert threshold is not None and run_cascade(model, items, knowing, threshold).accuracy == 1
+
+
 def test_the_curve_goes_from_the_second_to_the_first() -> None:
     rng = np.random.default_rng(0)
     confidence, right, other = rng.random(20), rng.random(20) < 0.5, rng.random(20) < 0.8
@@ -110,8 +117,10 @@ def test_the_first_letter_counts(said: str, number: int | None) -> None:
 
 
 @contextmanager
-def chat_server(reply: Any) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A chat endpoint that answers with ``reply(content)``, and the bodies that it was sent."""
+def chat_server(
+    reply: Any, status: int = 200, nonsense: bytes | None = None
+) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A chat endpoint that answers with ``reply(content)`` or nonsense, and the bodies that it was sent."""
     bodies: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -119,8 +128,8 @@ def chat_server(reply: Any) -> Iterator[tuple[str, list[dict[str, Any]]]]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             bodies.append({"path": self.path, "key": self.headers["Authorization"], **body})
             answer = reply(body["messages"][-1]["content"])
-            content = json.dumps({"choices": [{"index": 0, "message": answer}]}).encode()
-            self.send_response(200)
+            content = nonsense or json.dumps({"choices": [{"index": 0, "message": answer}]}).encode()
+            self.send_response(status)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
@@ -152,6 +161,15 @@ def test_a_chat_model_is_asked_for_the_letter(items: tuple[Item, ...]) -> None:
         )
 
 
+def test_options_are_listed_once_by_letters_alone() -> None:
+    """Whatever labels the prompt of the run itself has: the reply could mean either otherwise."""
+    item = choice_candidate("x", "Which?", ["a hen", "a cow"], ["B", "A"], 1, "A farm.").item
+    told = "Passage: A farm.\nQuestion: Which?\n\nA. a hen\nB. a cow\n\nReply with the letter of the right option and nothing"
+    assert letter_question(item).startswith(told)
+    bare = make_item("It lays", ["eggs", "bricks"], bare=True)
+    assert letter_question(bare).startswith("It lays\n\nA. eggs\nB. bricks\n\nReply")
+
+
 def test_more_options_than_letters_are_refused_before_anything_is_asked(items: tuple[Item, ...]) -> None:
     many = choice_candidate("many", "Which?", [f"it {k}" for k in range(27)], list(map(str, range(27))), 0).item
     with (
@@ -160,6 +178,26 @@ def test_more_options_than_letters_are_refused_before_anything_is_asked(items: t
     ):
         Expert(Endpoint(url), "large")([*items, many])
     assert not bodies
+
+
+@pytest.mark.parametrize(
+    "status, content, reason",
+    [
+        (200, b'"two\\nlines \\u001b[31m"', r"it has no choices: 'two\\nlines \\x1b\[31m'; give the url"),
+        (200, b"<html>", "it is not JSON: '<html>'"),
+        (200, b'{"choices": [{"index": true, "message": {"content": "A"}}]}', "it has 1 choices, and one for each"),
+        (401, b"{}", "give the server's key as api_key, or on the command line in OPENAI_API_KEY"),
+        (
+            404,
+            b'{"error": "no such\\nmodel"}',
+            "404 Not Found: no such model; give the url of the server, and a model that",
+        ),
+    ],
+)
+def test_nonsense_of_an_endpoint_is_one_line(items: tuple[Item, ...], status: int, content: bytes, reason: str) -> None:
+    with chat_server(lambda asked: {}, status, content) as (url, _), pytest.raises(InputError, match=reason) as told:
+        Expert(Endpoint(url), "large")(items[:1])
+    assert str(told.value).isprintable()
 
 
 def test_a_reply_without_text_is_refused(items: tuple[Item, ...]) -> None:
@@ -193,9 +231,24 @@ def test_the_verb(items: tuple[Item, ...], capsys: pytest.CaptureFixture[str]) -
         (("--second", "x", "--url", "http://a", "--url-model", "m"), "give one second model"),
         (("--url", "http://a"), "--url and --url-model belong together"),
         (("--second", "x", "--max-questions", 0), "max-questions is 0"),
-        (("--second", "x"), "has no threshold; give --threshold, or first run"),
+        (("--url", "http://a", "--url-model", "m"), "has no threshold; give --threshold, or first run"),
     ],
 )
 def test_what_is_refused(words: tuple[object, ...], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bayeslora("cascade", finished(), *words, "--quiet") == 2
+    assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words, reason",
+    [
+        (("--second", "x", "--threshold", 0.5), "x: no such directory; give that of a run"),
+        (("--second", "x", "--threshold", 2), "threshold is 2.0; give a finite number"),
+    ],
+)
+def test_what_is_refused_before_anything_is_loaded(
+    words: tuple[object, ...], reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Cascade, "loaded", lambda self, **how: pytest.fail("the run is loaded"))
     assert bayeslora("cascade", finished(), *words, "--quiet") == 2
     assert reason in capsys.readouterr().err

@@ -14,6 +14,7 @@ import pytest
 from bayeslora import load_run, metrics
 from bayeslora.errors import InputError
 from bayeslora.predict.calibrate import Calibration
+from bayeslora.predict.generation import Writing
 from bayeslora.predict.generation.confidence import FEATURES, WrittenAnswer, feature_rows
 from bayeslora.progress import reporter
 from bayeslora.runs.free_answers import answer_metrics, calibrate_answers, with_confidence
@@ -175,6 +176,10 @@ def test_questions_are_asked_as_in_training(run: Path) -> None:
     assert answer.confidence == pytest.approx(float(expected), abs=1e-3)
     plain = trained.answer(["Is 38 even?"], max_new_tokens=1)
     assert [it.text for it in plain] == [answer.text]
+    assert trained.answer(" Is\u00a038  even?\n", max_new_tokens=1).confidence == answer.confidence
+    passages = ("A “number”\nof  hens.\n\n", 'A "number" of hens.\n\n', 'A "number" of hens. ')
+    about, same, joined = (trained.answer(f"{it}Is 38 even?", max_new_tokens=1).features for it in passages)
+    assert about == same != joined
 
 
 @pytest.mark.parametrize(
@@ -196,6 +201,29 @@ def test_the_command_line_tells_confidence_and_alternatives(run: Path, capsys: p
     assert bayeslora(*words, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert {"answer", "confidence", "abstains", "alternatives", *FEATURES} <= set(found)
+
+
+def test_the_seed_of_texts_is_that_of_the_run_unless_another_is_given(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seeded = Path(shutil.copytree(run, tmp_path / "run"))
+    settings = read_json(seeded / "config.json")
+    (seeded / "config.json").write_text(json.dumps(settings | {"seed": 5}), encoding="utf-8")
+    trained, question, wanted = load_run(seeded), "Is 38 even?", {"max_new_tokens": 6}
+    words = ["generate", seeded, "--prompt", question, "--max-new-tokens", 6, "--quiet", "--json"]
+
+    def told(*more: object) -> Any:
+        assert bayeslora(*words, *more) == 0
+        return json.loads(capsys.readouterr().out)
+
+    for given, seed in (((), 5), (("--seed", 0), 0)):
+        answer = trained.answer(question, Writing(seed=seed, **wanted))
+        written = trained.generate(question, Writing(seed=seed, **wanted))
+        assert told(*given, "--confidence")["epistemic"] == pytest.approx(answer.features["epistemic"])
+        assert told(*given)["probabilities"] == pytest.approx(written.probabilities)
+    own, other = trained.answer(question, **wanted), trained.answer(question, seed=0, **wanted)
+    assert own.features == trained.answer(question, seed=5, **wanted).features != other.features
+    assert trained.generate(question, **wanted) == trained.generate(question, seed=5, **wanted)
 
 
 @pytest.mark.system

@@ -134,9 +134,11 @@ def test_a_long_question_of_another_task_stays_whole_if_the_model_can_read_it(
         rows = [question(k) for k in range(19)] + [question(19, question="Is it even? " * words)]
         long = write_task(tmp_path / str(words), test=rows)
         assert bayeslora("evaluate", tmp_path / "run", "--task", long, "--json", "--quiet") == code
+        assert bayeslora(*options(tmp_path / f"own-{words}", "--max-tokens", 100, "--task", long, "--json")) == code
     shown = capsys.readouterr()
-    assert json.loads(shown.out.splitlines()[-1])["counts"] == {"test": {"questions": 20}}
-    assert "tokens without its passage, and at most 512 are allowed" in shown.err
+    evaluated, trained = (json.loads(line) for line in shown.out.splitlines()[-2:])
+    assert evaluated["counts"] == {"test": {"questions": 20}} and trained["counts"]["test"]["questions"] == 20
+    assert shown.err.count("tokens without its passage, and at most 512 are allowed") == 2
 
 
 def test_an_evaluation_is_written_where_it_is_asked_for(
@@ -170,6 +172,11 @@ def test_an_evaluation_never_lands_in_a_run_or_on_a_file(
     (tmp_path / "file").write_text("mine")
     assert bayeslora("evaluate", trained, "--out", tmp_path / "file", "--force") == 2
     assert "is a file" in refusal(capsys) and (tmp_path / "file").read_text() == "mine"
+    assert bayeslora("evaluate", trained, "--out", tmp_path / "file" / "below") == 2
+    assert "is below a file" in refusal(capsys)
+    (tmp_path / "answers.jsonl").write_text("mine")
+    assert bayeslora("evaluate", trained, "--out", tmp_path) == 2
+    assert "answers.jsonl" in refusal(capsys) and (tmp_path / "answers.jsonl").read_text() == "mine"
 
 
 def test_questions_without_answers_cannot_be_evaluated(
@@ -218,6 +225,7 @@ def test_what_is_no_run_is_refused(
         err = refusal(capsys)
         assert str(place) in err
         assert ("train" in err) or change in ("model", "missing")
+        assert change != "unfinished" or "its adapter is gone; restore it, or train again with --force" in err
 
 
 # Predict --------------------------------------------------------------------------------------------------------------

@@ -274,21 +274,24 @@ def test_questions_that_cannot_be_asked(url: str, change: dict[str, Any], status
 @pytest.mark.parametrize(
     "content, status",
     [
-        (b"{", 422),
+        (b"{", 400),
         (b"", 422),
         (b"[]", 422),
         (b'{"question": "a", "choices": ["b", "c"], "level": NaN}', 422),
         (b'{"question": "\\ud800", "choices": ["b", "c"]}', 422),
         (b'{"question": "a", "choices": ["b", "c"], "\\ud800": 1}', 422),
-        (b'{"question": "\x00", "choices": ["\x00", "c"]}', 422),
+        (b'{"question": "\x00", "choices": ["\x00", "c"]}', 400),
         (b"[" * 100_000, 400),
-        (b"\xff\xfe", 422),
+        (b"\xff\xfe", 400),
+        (b'{"question": "\xff", "choices": ["b", "c"]}', 400),
     ],
 )
 def test_bodies_that_are_no_questions(url: str, content: bytes, status: int) -> None:
     got = httpx.post(f"{url}/v1/choices", content=content, headers={"Content-Type": "application/json"})
     assert got.status_code == status, got.text
-    assert got.json()["error"]["message"] and "Traceback" not in got.text
+    error = got.json()["error"]
+    assert error["message"] and "Traceback" not in got.text
+    assert error["message"].startswith("the body is not valid JSON: ") is (status == 400)
 
 
 @pytest.mark.parametrize("headers", [{"Content-Type": "text/plain"}, {}])

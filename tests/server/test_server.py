@@ -227,6 +227,7 @@ def test_the_description_is_complete(url: str) -> None:
         "/healthz",
         "/metrics",
         "/v1/models",
+        "/v1/models/{name}",
         "/v1/evaluation",
         "/v1/choices",
         "/v1/classify",

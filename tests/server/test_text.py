@@ -22,10 +22,11 @@ from bayeslora.predict.generation import Writing
 from bayeslora.predict.generation.confidence import FEATURES, WrittenAnswer
 from bayeslora.predict.generation.results import Generation, Token
 from bayeslora.runs.trained import TrainedModel
+from bayeslora.server.app import create_app
 from bayeslora.server.engine import Engine
 from bayeslora.server.limits import Limits
 from bayeslora.server.pieces import Pieces
-from server.live import ASKED, held_up, settled, wait_for
+from server.live import ASKED, held_up, live, settled, wait_for
 from tiers import some
 from train.tiny import make_tokenizer
 
@@ -56,6 +57,18 @@ def assert_confident(confidence: Any, want: Generation) -> None:
 def test_the_model_is_listed(client: openai.OpenAI) -> None:
     (model,) = client.models.list()
     assert model.id == "tiny-run" and model.object == "model" and 0 < model.created <= time.time()
+    assert client.models.retrieve("tiny-run") == model
+    for other in ("gpt-4", "org/tiny-run"):
+        with pytest.raises(openai.NotFoundError, match=f"model '{other}' does not exist; this server has") as missing:
+            client.models.retrieve(other)
+        assert missing.value.code == "model_not_found"
+
+
+def test_a_model_of_the_hub_is_found_by_its_name(trained: TrainedModel) -> None:
+    with live(create_app(Engine(trained, Limits()), "org/tiny-run")) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        assert client.models.retrieve("org/tiny-run").id == "org/tiny-run"
+        assert "{name" not in httpx.get(f"{url}/metrics").text
 
 
 @pytest.mark.parametrize(
@@ -360,7 +373,7 @@ def assert_compared(confidence: Any, want: WrittenAnswer) -> None:
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_a_text_is_compared_with_those_of_the_draws(client: openai.OpenAI, trained: TrainedModel, prompt: str) -> None:
     got: Any = client.completions.create(prompt=prompt, max_tokens=6, extra_body={"agreement": True}, **GREEDY)
-    [want] = replace(trained, config=replace(trained.config, seed=0)).answer_writer(Writing(max_new_tokens=6))([prompt])
+    [want] = trained.answer_writer(Writing(max_new_tokens=6))([prompt])
     assert_compared(got.choices[0].confidence, want)
     assert got.choices[0].confidence["calibrated"] is False and not want.abstains
     plain: Any = client.completions.create(prompt=prompt, max_tokens=6, **GREEDY)
@@ -377,7 +390,7 @@ def test_a_chat_says_when_it_is_not_sure(trained: TrainedModel, threshold: float
         client = openai.OpenAI(base_url=str(http.base_url.join("/v1")), api_key="none", max_retries=0)
         got: Any = client.chat.completions.create(messages=MESSAGES, max_tokens=6, **GREEDY)
         choice = got.choices[0]
-        [want] = replace(model, config=replace(model.config, seed=0)).answer([MESSAGES], Writing(max_new_tokens=6))
+        [want] = model.answer([MESSAGES], max_new_tokens=6)
         assert_compared(choice.confidence, want)
         assert choice.confidence["abstains"] is quiet and choice.confidence["calibrated"] is True
         assert choice.message.content == want.generation.text
@@ -388,6 +401,19 @@ def test_a_chat_says_when_it_is_not_sure(trained: TrainedModel, threshold: float
         assert chunks[-1].choices[0].delta.refusal == choice.message.refusal
         talk = [*MESSAGES, choice.message, {"role": "user", "content": "sure"}]
         assert client.chat.completions.create(messages=talk, max_tokens=2, **GREEDY).choices
+
+
+def test_greedy_texts_have_the_seed_of_the_run(trained: TrainedModel) -> None:
+    """As they have on the command line, and as choices have on the server."""
+    seeded = replace(trained, config=replace(trained.config, seed=5))
+    body = {"messages": MESSAGES, "max_tokens": 6, "temperature": 0, "agreement": True}
+    with held_up(seeded) as (engine, _, client):
+        engine.go.set()
+        confidence = client.post("/v1/chat/completions", json=body).json()["choices"][0]["confidence"]
+    [want] = seeded.answer([MESSAGES], max_new_tokens=6)
+    assert confidence["seed"] == 5 and want.generation == seeded.generate([MESSAGES], max_new_tokens=6)[0]
+    assert_confident(confidence, want.generation)
+    assert_compared(confidence, want)
 
 
 def test_several_texts_of_a_prompt(client: openai.OpenAI, trained: TrainedModel) -> None:

@@ -35,6 +35,8 @@ FORGETFUL = (  # drops what an assistant thought, once others have spoken
     "{{ m['content'].split('|')[-1] if not loop.last else m['content'] }}</>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
+PARTS = [{"type": "text", "text": "Hi"}, {"type": "text", "text": "!"}]
+TOOLS = [{"type": "function", "function": {"name": "größe", "parameters": {"type": "object", "default": None}}}]
 SAID = [("user", "Hi!"), ("assistant", "Hello."), ("user", "1+1?"), ("assistant", "2")]
 
 
@@ -72,6 +74,33 @@ def test_messages_as_json() -> None:
     assert read_conversation({"messages": said}).item.turns == tuple(SAID)
 
 
+def test_messages_in_parts() -> None:
+    said = [{"role": "user", "content": PARTS}, {"role": "assistant", "content": [{"type": "text", "text": "Hello."}]}]
+    assert read_conversation({"messages": said}).item.turns == tuple(SAID[:2])
+    assert read_completion({"prompt": said[:1], "completion": said[1:]}).item.turns == tuple(SAID[:2])
+    assert read_conversation({"messages": [said[0], {"role": "assistant", "content": []}]}).flaw == "empty answer"
+
+
+@pytest.mark.parametrize("written", [TOOLS, json.dumps(TOOLS), [json.dumps(tool) for tool in TOOLS]])
+def test_tools_are_given_to_the_template(written: Any) -> None:
+    made = tokenizer("{% if tools is not none %}[{{ tools[0].function.name }}]{% endif %}" + CHAT)
+    rows = [
+        {"messages": messages(*SAID[:2]), "tools": written},
+        {"prompt": messages(SAID[0]), "completion": messages(SAID[1]), "tools": written},
+        {"prompt": messages(SAID[0]), "completion": "Hello.", "tools": written},
+    ]
+    for row, read in zip(rows, (read_conversation, read_completion, read_completion), strict=True):
+        item = read(row).item
+        assert isinstance(item, Conversation) and json.loads(item.tools) == TOOLS
+        [text] = encode_conversation(item, made)
+        assert made.decode(text.prompt_ids) == "[größe]<user>Hi!</><assistant>" and learnt(text, made) == ["Hello.</>"]
+        for none in (None, "", "null", [], "[]", float("nan")):
+            without = read({**row, "tools": none}).item
+            [plain] = encode_conversation(without, made)
+            assert made.decode(plain.prompt_ids) == "<user>Hi!</><assistant>"
+            assert example_key(without) != example_key(item)
+
+
 def test_messages_of_weight_0_and_those_that_open_a_conversation_are_only_read() -> None:
     said = messages(("assistant", "Welcome!"), *SAID)
     said[2]["weight"] = 0
@@ -105,7 +134,20 @@ def test_prompt_and_completion_as_texts_and_as_messages() -> None:
         ({"messages": ["hi"]}, "a message of messages is no object: 'hi'"),
         ({"messages": messages(("user", "hi"))}, "messages have no assistant"),
         ({"messages": messages(("narrator", "hi"))}, "unknown role: 'narrator'; use system, user, assistant"),
-        ({"messages": [{"role": "user", "content": ["hi"]}]}, "a message of messages has no text as content"),
+        ({"messages": [{"role": "user", "content": 5}]}, "a message of messages has no text as content: 5"),
+        (
+            {"messages": [{"role": "user", "content": ["hi"]}]},
+            "a message of messages has a part of another type than text, which cannot be learnt: 'hi'",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [*PARTS, {"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "a message of messages has a part of another type than text, which cannot be learnt: {'type': 'image_url'",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "has no text as content: None"),
+        ({"messages": messages(*SAID), "tools": "f(x)"}, "tools is no list of JSON schemas: 'f(x)'"),
+        ({"messages": messages(*SAID), "tools": TOOLS[0]}, "tools is no list of JSON schemas: {'type': 'function'"),
+        ({"messages": messages(*SAID), "tools": [5]}, "tools is no list of JSON schemas: [5]"),
+        ({"messages": messages(*SAID), "tools": [{"name": "\ud800"}]}, "tools is no valid Unicode"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages is no valid Unicode"),
         (
             {"messages": [*messages(SAID[0]), {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]},

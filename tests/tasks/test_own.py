@@ -221,6 +221,19 @@ def test_labels_are_options(tmp_path: Path) -> None:
 def test_numbers_as_labels_are_sorted_by_value(tmp_path: Path) -> None:
     rows = [{"text": f"t{k}", "label": [10, 2, 1][k % 3]} for k in range(30)]
     assert load_task(write_lines(tmp_path / "mine.jsonl", rows)).test[0].options == (" 1", " 2", " 10")
+    values = [10, -1, 0.5, -2.5, "nan", "b"]
+    rows = [{"text": f"t{k}", "label": values[k % 6]} for k in range(30)]
+    expected = (" -2.5", " -1", " 0.5", " 10", " b", " nan")
+    assert load_task(write_lines(tmp_path / "mixed.jsonl", rows)).test[0].options == expected
+
+
+def test_labels_of_a_run_are_the_options_unless_there_are_others(tmp_path: Path) -> None:
+    how = OwnFormat(labels=("so-so", "good", "bad"))
+    write_lines(tmp_path / "new" / "test.jsonl", [labelled(0, label="good"), labelled(1, label=None)])
+    item, unknown = load_task(tmp_path / "new", how=how).test
+    assert item.options == (" so-so", " good", " bad") and item.gold == 1 and unknown.gold is None
+    write_lines(tmp_path / "other" / "train.jsonl", [labelled(k, label=["good", "new"][k % 2]) for k in range(6)])
+    assert load_task(tmp_path / "other", how=how).train[0].options == (" good", " new")
 
 
 def test_many_labels_have_no_letters() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from bayeslora import load_run
 from bayeslora.adapter import BayesLoraConfig
@@ -17,7 +17,7 @@ from bayeslora.models import load_model
 from bayeslora.runs.evaluation import evaluate
 from bayeslora.tasks import find_task
 from bayeslora.tasks.tokens import EncodedText
-from bayeslora.train import DataConfig, PredictionConfig, TrainingConfig, resolve, train
+from bayeslora.train import AdapterConfig, DataConfig, PredictionConfig, TrainingConfig, resolve, train
 from bayeslora.train.objective import TokenObjective
 from bayeslora.train.run import adapt, open_task
 from tasks.cases import write_lines
@@ -39,6 +39,16 @@ def chatty(tmp_path_factory: pytest.TempPathFactory) -> str:
     loaded.tokenizer.chat_template = CHAT
     loaded.tokenizer.save_pretrained(place)
     loaded.model.save_pretrained(place)
+    return str(place)
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model that fails behind its 64 positions, which it has learnt."""
+    place = tmp_path_factory.mktemp("short")
+    tiny.make_tokenizer().save_pretrained(place)
+    shape = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 300, "n_positions": 64}
+    GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0)).save_pretrained(place)
     return str(place)
 
 
@@ -108,6 +118,30 @@ def test_labels_are_learnt_as_options(chatty: str, tmp_path: Path) -> None:
     for scoring in ("letter",):
         data = DataConfig(max_tokens=96, scoring=scoring)
         assert train(config(chatty, task, data=data), tmp_path / scoring).metrics["nll"] > 0
+
+
+def test_texts_with_some_of_the_labels_are_evaluated_with_all_of_them(chatty: str, tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task", labelled)
+    train(config(chatty, task), tmp_path / "run")
+    trained = load_run(tmp_path / "run")
+    odd = write_lines(tmp_path / "new" / "test.jsonl", [{"text": f"the number {k}", "label": "odd"} for k in (51, 53)])
+    found = trained.evaluate(str(odd.parent))
+    assert found.items[0].options == (" even", " odd")
+    asked = [answer.probabilities for answer in trained.classify(["the number 51", "the number 53"])]
+    assert found.probabilities.tolist() == [list(it) for it in asked]
+
+
+@pytest.mark.parametrize("make", some([labelled, document], [labelled]))
+def test_texts_are_cut_to_the_context_of_the_model(make: Any, short: str, tmp_path: Path) -> None:
+    def long(number: int) -> dict[str, Any]:
+        return make(number) | {"text": f"{number} " * 90}
+
+    task, data, adapter = write_task(tmp_path / "task", long), DataConfig(), AdapterConfig(rank=2, targets=("c_attn",))
+    result = train(config(short, task, data=data, adapter=adapter), tmp_path / "run")
+    assert result.metrics["nll"] > 0
+    trained = load_run(tmp_path / "run")
+    assert evaluate(trained, None, "test").metrics["nll"] == pytest.approx(result.metrics["nll"], abs=1e-6)
+    assert len(trained.generate("Is it even?", max_new_tokens=100).token_ids) <= 64
 
 
 def test_the_nll_is_that_of_the_assistants_tokens(chatty: str, tmp_path: Path) -> None:

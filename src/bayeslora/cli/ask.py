@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,6 +177,8 @@ class Predict(OfDraws):
             with self._ready() as trained:
                 done, failed = _print_answers(answer_file(trained, source, self.level))
         else:
+            if self.output.exists() and self.output.samefile(source):
+                raise InputError(f"{self.output}: is the file of questions; choose another one for the answers")
             settings = {
                 "input": str(source),
                 "input_state": _state_of(source),
@@ -189,8 +191,6 @@ class Predict(OfDraws):
                     for answer in answer_file(trained, source, self.level, skip=out.done):
                         out.write(answer)
                 done, failed = out.done, out.failed
-        if not done:
-            raise InputError(f"{source}: holds no questions; give one JSON object per line")
         if failed:
             raise RunsFailed(f"{source}: {failed} of {done} lines could not be answered; their answers say why")
         if self.output is not None and not (self.quiet or self.json):
@@ -232,8 +232,8 @@ class Generate(OfDraws):
     """Sample from tokens with at least this share of the most probable one's probability."""
     stop: UseAppendAction[tuple[str, ...]] = ()
     """A text that ends generation; give the option once for each."""
-    seed: int = 0
-    """Seed of the weights and of the tokens."""
+    seed: int | None = None
+    """Seed of the weights and of the tokens; that of the run by default."""
     confidence: bool = False
     """Also report a confidence in the text as an answer: every draw answers by itself, and calibration turns their agreement
     and the probability of the text into one number. The model abstains if that is below the calibrated threshold."""
@@ -249,10 +249,12 @@ class Generate(OfDraws):
             top_k=self.top_k,
             min_p=self.min_p,
             stop=self.stop,
-            seed=self.seed,
+            seed=self.seed or 0,
         )
         prompt = [{"role": "user", "content": self.prompt}] if self.chat else self.prompt
         with self.loaded(raw=False) as trained:
+            if self.seed is None:
+                writing = replace(writing, seed=trained.config.seed)
             if self.confidence:
                 self._print_answer(trained.answer([prompt], writing)[0], trained.calibration)
                 return

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 from bayeslora.cli.common import DataOptions, OfDraws, quoted
 from bayeslora.errors import InputError
+from bayeslora.number_checks import check_number
+from bayeslora.runs.location import require_directory
 from bayeslora.tasks.registry import check_task_names
 from bayeslora.wording import counted
 
@@ -47,6 +49,8 @@ class Cascade(OfDraws, DataOptions):
         """Run the cascade, with the figures on stdout."""
         self._check()
         self.require_directory()
+        if self.second is not None:
+            require_directory(self.second)
         check_task_names([self.task])
         from bayeslora.runs.cascade import run_cascade
         from bayeslora.tasks import require_options
@@ -71,6 +75,8 @@ class Cascade(OfDraws, DataOptions):
             raise InputError("give one second model: --second RUN, or --url with --url-model")
         if (self.url is None) != (self.url_model is None):
             raise InputError("--url and --url-model belong together: give the server, and the model's name there")
+        if self.threshold is not None:
+            check_number("threshold", self.threshold, least=0, most=1)
         if self.max_questions is not None and self.max_questions < 1:
             raise InputError(f"max-questions is {self.max_questions}; give a whole number of at least 1")
 

@@ -6,7 +6,8 @@ import importlib
 import importlib.util
 import sys
 
-from bayeslora.errors import InputError
+from bayeslora.errors import InputError, first_line
+from bayeslora.hub_access import hub_or_cache
 
 
 def main() -> None:
@@ -15,6 +16,10 @@ def main() -> None:
         _evaluate()
     except InputError as error:
         _exit(error, 2)
+    except BrokenPipeError:
+        raise
+    except ConnectionError as error:  # of the library that loads the harness's data
+        _exit(f"{first_line(error)}; check the network, or choose tasks whose data are in the local cache", 2)
     except ArithmeticError as error:
         _exit(error, 1)
 
@@ -25,10 +30,11 @@ def _evaluate() -> None:
     importlib.import_module("bayeslora.lm_eval.model")  # registers the model
     from lm_eval.__main__ import cli_evaluate
 
-    cli_evaluate()
+    with hub_or_cache():
+        cli_evaluate()
 
 
-def _exit(error: Exception, code: int) -> None:
+def _exit(error: object, code: int) -> None:
     print(f"bayeslora: {' '.join(str(error).splitlines())}", file=sys.stderr)
     sys.exit(code)
 

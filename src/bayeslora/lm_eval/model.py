@@ -26,6 +26,7 @@ from tqdm import tqdm
 from bayeslora.adapter import BayesLoraConfig, find_holder
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError, first_line
+from bayeslora.models.failures import hub_failure
 from bayeslora.models.locate import locate
 from bayeslora.number_checks import check_seed
 from bayeslora.posterior import Posterior
@@ -68,7 +69,12 @@ class BayesLoraLM(HFLM):
             raise InputError(f"samples is {samples!r}; give 0 for the posterior mean, or more")
         check_seed(seed)
         adapter = _require_adapter(peft, revision)
-        super().__init__(str(locate(pretrained, None) or pretrained), revision=revision, **options)
+        try:
+            super().__init__(str(locate(pretrained, None) or pretrained), revision=revision, **options)
+        except OSError as error:
+            if (failure := hub_failure(pretrained, revision, error)) is None:
+                raise
+            raise failure from error
         if self.backend != "causal":
             raise InputError(f"{pretrained}: is not a causal language model; choose one like LlamaForCausalLM")
         # The harness would resize the embeddings to the tokenizer's size, which breaks an adapted head.

@@ -65,6 +65,8 @@ class TokenScores:
     def subset(self, index: ArrayLike) -> TokenScores:
         """The tokens chosen by a boolean mask ``[N]`` or by integer positions."""
         chosen = np.atleast_1d(np.asarray(index))
+        if chosen.size == 0 and chosen.dtype.kind == "f":
+            chosen = chosen.astype(np.intp)  # an empty list
         if chosen.dtype.kind == "b":
             check_mask(chosen, (len(self),))
         return TokenScores(*(getattr(self, f.name)[chosen] for f in fields(self)))

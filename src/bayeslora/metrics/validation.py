@@ -143,7 +143,10 @@ def ceil_product(share: float, n: int) -> int:
 
 def real_array(values: ArrayLike, name: str) -> FloatArray:
     """Floating values unchanged, integers (and types wider than float64) as float64."""
-    a = np.asarray(values)
+    try:
+        a = np.asarray(values)
+    except (TypeError, RuntimeError) as error:  # of torch, for a tensor on a GPU, in bfloat16 or with a gradient
+        raise ValueError(f"{name} cannot be read as an array ({error})") from error
     if a.dtype.kind not in "fiu":
         raise ValueError(f"{name} must be real numbers, got dtype {a.dtype}")
     return a if a.dtype in (np.float16, np.float32, np.float64) else a.astype(np.float64)

@@ -32,9 +32,9 @@ BUSY = (408, 425, 429)
 """Statuses, besides 5xx, after which a retry may succeed."""
 
 ADVICE = {
-    401: "give the server's key as api_key",
-    403: "give the server's key as api_key",
-    404: "give the url of the server, and serve the adapters under the names in manifest.json",
+    401: "give the server's key as api_key, or on the command line in OPENAI_API_KEY",
+    403: "give the server's key as api_key, or on the command line in OPENAI_API_KEY",
+    404: "give the url of the server, and a model that it has: adapters are served under the names in manifest.json",
 }
 """Advice by status."""
 
@@ -234,7 +234,7 @@ def _choices(body: bytes, count: int) -> list[Choice]:
         raise Nonsense(f"it is not JSON: {body[:SHOWN].decode(errors='replace')!r}") from None
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
-        raise Nonsense(f"it has no choices: {str(answer)[:SHOWN]}")
+        raise Nonsense(f"it has no choices: {repr(answer)[:SHOWN]}")
     places = {choice["index"]: choice for choice in choices if isinstance(choice.get("index"), int)}
     if len(choices) != count or places.keys() != set(range(count)):
         raise Nonsense(f"it has {len(choices)} choices, and one for each of {count} prompts was asked for")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from bayeslora.errors import InputError
 from bayeslora.remote.endpoint import Endpoint
 from bayeslora.tasks import Item
+from bayeslora.tasks.choices import listed
 
 ANSWER_TOKENS = 8
 """Longest reply, in tokens: a letter, perhaps with a bracket or a few words around it."""
@@ -52,8 +53,10 @@ def letter_question(item: Item) -> str:
             f"question {item.id!r} has {count} options, and an expert that replies with a letter can be asked about at most "
             f"{len(letters)}; leave it out, or take a run as the second model"
         )
-    options = "\n".join(f"{letter}. {option.strip()}" for letter, option in zip(letters, item.options, strict=False))
-    return f"{item.prompt.text}\n\n{options}\n\nReply with the letter of the right option and nothing else."
+    choices = [option.strip() for option in item.options]
+    asked = item.prompt.text.removesuffix(listed(choices, item.labels)).rstrip()  # which may have other labels
+    options = "\n".join(f"{letter}. {choice}" for letter, choice in zip(letters, choices, strict=False))
+    return f"{asked}\n\n{options}\n\nReply with the letter of the right option and nothing else."
 
 
 def read_letter(said: str, options: int) -> int | None:

@@ -85,7 +85,8 @@ class RemoteModel:
         if not items:
             raise InputError("there are no questions to predict; give at least one")
         scoring, told = self.manifest.scoring, self.manifest
-        scores = self._score(encode_items(items, self.tokenizer, scoring, told.max_tokens, told.context or 0))
+        limit = min(told.max_tokens, told.context or told.max_tokens)
+        scores = self._score(encode_items(items, self.tokenizer, scoring, limit, told.context or 0))
         return Predictions.from_scores(items, scores, self.calibration, scoring)
 
     def _score(self, items: Sequence[EncodedItem]) -> DrawScores:

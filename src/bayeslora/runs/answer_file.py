@@ -30,6 +30,8 @@ class AnswerFile:
         self._partial = path.with_name(f"{path.name}.partial")
         self._settings = path.with_name(f"{path.name}.partial.json")
         self._lock = FileLock(path.with_name(f"{path.name}.partial.lock"))
+        if path.is_dir():
+            raise InputError(f"{path}: is a directory; choose a file in it")
         if path.exists() and not force:
             raise InputError(f"{path}: exists already; choose another file, or use --force to replace it")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +53,12 @@ class AnswerFile:
     def __enter__(self) -> AnswerFile:
         self._file: IO[bytes] = self._partial.open("a+b")
         self._file.seek(0)
-        lines = [(len(line), _is_failure(line)) for line in self._file if line.endswith(b"\n")]
+        try:
+            lines = [(len(line), _is_failure(line)) for line in self._file if line.endswith(b"\n")]
+        except (TypeError, ValueError, RecursionError):
+            self._file.close()
+            self._unlock()
+            raise InputError(f"{self._partial}: is damaged; remove it, or use --force to start again") from None
         kept = lines[: len(lines) // self._chunk * self._chunk]
         self.done, self.failed = len(kept), sum(failed for _, failed in kept)
         self._file.truncate(sum(size for size, _ in kept))

@@ -32,7 +32,7 @@ class Line:
 
 
 def answer_file(trained: TrainedModel, source: Path, level: float, skip: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield a JSON-compatible answer for every non-blank line after the first ``skip``.
+    """Yield a JSON-compatible answer for every non-blank line after the first ``skip``; a file without any is refused.
 
     Fields may have the names that those of the training data had.
     """
@@ -48,8 +48,9 @@ def answer_file(trained: TrainedModel, source: Path, level: float, skip: int = 0
             return Line(number, error=f"{origin}: {str(error).removeprefix(f'{origin}: ')}")
         return Line(number, item)
 
-    lines = starmap(read, islice(_values(source, columns), skip, None))
+    lines, found = starmap(read, islice(_values(source, columns), skip, None)), skip
     while chunk := list(islice(lines, CHUNK)):
+        found += len(chunk)
         asked = [line.item for line in chunk if line.item is not None]
         answers = iter(trained.answers(trained.predict(asked), level) if asked else ())
         for line in chunk:
@@ -57,6 +58,8 @@ def answer_file(trained: TrainedModel, source: Path, level: float, skip: int = 0
                 yield {"line": line.number, "error": line.error}
             else:
                 yield {"line": line.number, "id": line.item.id, **asdict(next(answers))}
+    if not found:
+        raise InputError(f"{source}: holds no questions; give one JSON object per line, or a table with a header")
 
 
 def _values(source: Path, columns: Mapping[str, str]) -> Iterator[tuple[str, str | Mapping[str, Any]]]:

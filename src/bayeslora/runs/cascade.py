@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bayeslora.errors import InputError
+from bayeslora.metrics.validation import ROW_SUM_TOLERANCE
 from bayeslora.number_checks import check_number
 from bayeslora.tasks import Item, require_gold
 from bayeslora.wording import counted
@@ -69,7 +70,7 @@ def second_run(model: TrainedModel) -> Second:
 
 def run_cascade(model: TrainedModel, items: Sequence[Item], second: Second, threshold: float) -> CascadeResult:
     """Let the first model answer what it is sure of, and the second one the rest."""
-    check_number("threshold", threshold, least=0, most=1)
+    check_number("threshold", threshold, least=0, most=1 + ROW_SUM_TOLERANCE)
     gold = np.array(require_gold(items))
     start = time.perf_counter()
     predictions = model.predict(items)

@@ -59,7 +59,7 @@ class DataConfig:
     max_tokens: int = 1024
     """Longest prompt with an option, in tokens; only a passage is truncated, from the left. In evaluation, a question that
     is longer without a passage is kept whole if it fits the model's context. Also the size of the blocks that running text
-    is split into, and of the longest problem with its solution used in training."""
+    is split into, and of the longest problem with its solution used in training. At most the model's context."""
     max_train: int | None = None
     """Use only this many training questions (blocks of text, problems), chosen at random, the same for every seed."""
     columns: Annotated[Mapping[str, str], Pairs] = field(default_factory=dict)

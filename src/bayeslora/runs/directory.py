@@ -187,9 +187,13 @@ class RunDirectory:
 
     def clear_evaluation(self) -> None:
         """Remove a result with its predictions, the result first, so that it never looks finished without them."""
+        for path in self.evaluation_files():
+            path.unlink()
+
+    def evaluation_files(self) -> list[Path]:
+        """A result and its predictions, as far as they are there; the result first."""
         files = (self.result, self.predictions, self.calibrated, self.solutions, self.answers)
-        for path in (*files, *self.path.glob("tokens-*.safetensors")):
-            path.unlink(missing_ok=True)
+        return [*(path for path in files if path.exists()), *self.path.glob("tokens-*.safetensors")]
 
     def _clear(self) -> None:
         """Remove the run's files, the result first, so that a run without its adapter never looks finished."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bayeslora.errors import InputError
+from bayeslora.models.context import within_context
 from bayeslora.predict.questions.familiarity import tell_apart
 from bayeslora.predict.questions.predictions import read_scores
 from bayeslora.runs.calibration import calibration_of_method
@@ -90,7 +91,8 @@ def _evaluate(
     require_evaluable(trained.config, task, trained.samples)
     if reference is not None:
         read_reference(reference, split)  # fail early
-    texts = task.encode(split, trained.loaded.tokenizer, trained.config.data.max_tokens)
+    limit = within_context(trained.loaded.model, trained.config.data.max_tokens)
+    texts = task.encode(split, trained.loaded.tokenizer, limit)
     _clear(out)
     evaluator = replace(trained.token_evaluator(), state=trained.directory.fingerprint())
     evaluated = evaluator(task, split, texts, None if out is None else RunDirectory(out), reference)
@@ -122,7 +124,11 @@ def require_free(out: Path, *, force: bool) -> None:
     place = RunDirectory(out)
     if out.exists() and not out.is_dir():
         raise InputError(f"{out}: is a file; choose a directory for the evaluation")
+    if any(above.is_file() for above in out.parents):
+        raise InputError(f"{out}: is below a file; choose another directory for the evaluation")
     if place.config.exists():
         raise InputError(f"{out}: holds a run; choose another directory for its evaluation")
-    if (place.result.exists() or place.predictions.exists()) and not force:
-        raise InputError(f"{out}: holds an evaluation already; choose another directory, or use --force to replace it")
+    if (found := place.evaluation_files()) and not force:
+        raise InputError(
+            f"{out}: holds an evaluation already ({found[0].name}); choose another directory, or use --force to replace it"
+        )

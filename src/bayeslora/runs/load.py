@@ -77,6 +77,8 @@ def load_run(
     directory = find_directory(path)
     config = _config_of(directory, model)
     if not (directory.adapter / CONFIG_NAME).exists():
+        if directory.result.exists():
+            raise InputError(f"{directory.path}: its adapter is gone; restore it, or train again with --force")
         raise InputError(f"{directory.path}: has no adapter yet; give its train command again to go on with it")
     foreign = find_method(config.method).foreign()
     report = report or Silent()

@@ -141,13 +141,13 @@ class TrainedModel:
         :func:`bayeslora.predict.generation.generate`.
 
         One text gives one generation, a list gives a list. Settings of :class:`bayeslora.predict.generation.Writing` may be
-        given by name: ``model.generate("Once", max_new_tokens=5)``.
+        given by name: ``model.generate("Once", max_new_tokens=5)``. The seed is then that of the run, if it is not given.
         """
         found = generate(
             self.model,
             self.loaded.tokenizer,
             [prompts] if isinstance(prompts, str) else prompts,
-            (writing or Writing()).changed(settings),
+            self._writing(writing, settings),
             samples=self.samples,
             layers=self.draw_layers,
             streamer=streamer,
@@ -172,7 +172,7 @@ class TrainedModel:
         A text is asked as the questions of the run's own task were, or as a user's message where the model has a chat
         template; a chat is given as its messages.
         """
-        wanted = (writing or Writing()).changed(settings)
+        wanted = self._writing(writing, settings)
         if not wanted.greedy:
             raise InputError(
                 "an answer with a confidence is the most probable one, not a sample; leave out temperature"
@@ -181,10 +181,15 @@ class TrainedModel:
         found = self.answer_writer(wanted)(asked)
         return found[0] if isinstance(prompts, str) else found
 
+    def _writing(self, writing: Writing | None, settings: Mapping[str, Any]) -> Writing:
+        """Settings of generation, by default with the seed of the run."""
+        return (writing or Writing(seed=self.config.seed)).changed(settings)
+
     def answer_writer(self, writing: Writing) -> AnswerWriter:
         """Writes free answers with these settings, and finds the confidence of texts."""
         same = find_same(self.config.prediction.nli, self.model.device)
-        return AnswerWriter(self.model, self.loaded.tokenizer, self._sampling, writing, self.calibration, same)
+        sampling = replace(self._sampling, seed=writing.seed)
+        return AnswerWriter(self.model, self.loaded.tokenizer, sampling, writing, self.calibration, same)
 
     def _asked(self, prompt: Prompt) -> Prompt:
         """A prompt for a free answer."""
@@ -193,7 +198,9 @@ class TrainedModel:
         if not prompt.strip():
             raise InputError("a question is empty; give some text")
         if self.result is not None and self.result.kind == AnswerTask.kind:
-            return ask_freely(FreeQuestion("", prompt), self.loaded.tokenizer)
+            passage, _, question = prompt.strip().rpartition("\n\n")
+            asked = FreeQuestion("", normalise(question), passage=normalise(passage))  # as rows are read
+            return ask_freely(asked, self.loaded.tokenizer)
         return prompt if self.loaded.tokenizer.chat_template is None else [{"role": "user", "content": prompt}]
 
     @cached_property
@@ -226,11 +233,13 @@ class TrainedModel:
     def find_task(
         self, name: str | None = None, data_dir: Path | None = None, how: OwnFormat | None = None
     ) -> Task | TokenTask[Any]:
-        """A task by name or path; by default the one it was trained on, and own data in the format of that."""
+        """A task by name or path; by default the one it was trained on, and own data in the format of that. The options of texts
+        to classify are the labels of the run, unless the texts have others."""
         wanted = name or self.config.task
         if not wanted:
             raise InputError(f"{self.directory.path}: is an adapter without a run, which names no task; give --task")
-        return find_task(wanted, data_dir, how or self.config.data.own_format())
+        labels = () if self.result is None else tuple(self.result.labels or ())
+        return find_task(wanted, data_dir, replace(how or self.config.data.own_format(), labels=labels))
 
     def predict_task(self, task: Task, split: str) -> Predictions:
         """Predictions on a split of a loaded task."""

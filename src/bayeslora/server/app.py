@@ -82,9 +82,8 @@ def create_app(
     server = _Endpoints(engine, name, told, wants_token=token is not None)
     if announcement is not None:
         server.router.add_api_route(PROOF, _prover(announcement), include_in_schema=False)
-    metrics = Metrics(
-        sorted({route.path for route in server.router.routes if hasattr(route, "path")} | {"/", "/openapi.json", DOCS})
-    )
+    paths = {route.path for route in server.router.routes if hasattr(route, "path") and "{" not in route.path}
+    metrics = Metrics(sorted(paths | {"/", "/openapi.json", DOCS}))
     worker = ModelWorker(engine, limits.queue, metrics)
     metrics.depth.set_function(lambda: worker.depth)
     server.metrics, server.worker, server.dispatcher = metrics, worker, Dispatcher(worker, limits.timeout)
@@ -154,6 +153,8 @@ class _Endpoints:
         router.add_api_route("/healthz", self.health, methods=["GET"], responses=described(403, 503))
         router.add_api_route("/metrics", self.prometheus, response_class=Response, **look)
         router.add_api_route("/v1/models", self.models, **look)
+        missing = {**look, "responses": LOOK_ERRORS | described(404)}
+        router.add_api_route("/v1/models/{name:path}", self.model, **missing)  # a name on the hub has a slash
         router.add_api_route("/v1/evaluation", self.evaluated, **look)
         router.add_api_route("/v1/choices", self.choices, responses=WORK_ERRORS, **work)
         router.add_api_route("/v1/classify", self.classify, responses=WORK_ERRORS, **work)
@@ -176,7 +177,12 @@ class _Endpoints:
 
     async def models(self) -> ModelList:
         """List the served model."""
-        return ModelList(data=[Model(id=self.name, created=self.created)])
+        return ModelList(data=[self._served])
+
+    async def model(self, name: str) -> Model:
+        """The served model, by its name."""
+        self._require_model(name)
+        return self._served
 
     async def evaluated(self) -> Evaluation:
         """Configuration, calibration and metrics of the run."""
@@ -247,7 +253,7 @@ class _Endpoints:
         for prompt in prompts:
             self.limits.require_readable([prompt] if isinstance(prompt, str) else [m["content"] for m in prompt])
         temperature = 1.0 if body.temperature is None else body.temperature
-        fresh = random.getrandbits(31) if temperature > 0 else 0
+        default = random.getrandbits(31) if temperature > 0 else self.trained.config.seed
         writing = Writing(
             max_new_tokens=wanted,
             temperature=temperature,
@@ -256,7 +262,7 @@ class _Endpoints:
             min_p=body.min_p or 0.0,
             logit_bias=body.biases,
             stop=body.stops,
-            seed=fresh if body.seed is None else body.seed,
+            seed=default if body.seed is None else body.seed,
         )
         agreement = self.calibration.confidence is not None if body.agreement is None else body.agreement
         return [
@@ -278,6 +284,10 @@ class _Endpoints:
         if samples > self.limits.max_samples:
             raise Failure(400, f"samples is {samples}; this server allows at most {self.limits.max_samples}")
         return samples
+
+    @property
+    def _served(self) -> Model:
+        return Model(id=self.name, created=self.created)
 
     def _require_model(self, name: str | None) -> None:
         if name not in (None, self.name):

@@ -200,10 +200,7 @@ class Engine:
         between: Callable[[], None],
     ) -> list[WrittenAnswer]:
         """Texts with their confidence, by the same draws."""
-        writer = model.answer_writer(text.writing)
-        return replace(writer, sampling=replace(writer.sampling, seed=text.writing.seed)).assess(
-            prompts, found, between
-        )
+        return model.answer_writer(text.writing).assess(prompts, found, between)
 
     def _piece(self, token: Token, text: str) -> Piece:
         return Piece(token, self._word(token.id), text, tuple((self._word(id), value) for id, value in token.top))

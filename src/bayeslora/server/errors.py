@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from bayeslora.errors import InputError
+from bayeslora.errors import InputError, first_line
 from bayeslora.server.schemas import ErrorReply
 
 SHOWN = 500
@@ -28,13 +28,13 @@ TYPES = {
 """Error types by status; all others are invalid requests."""
 
 MEANINGS = {
-    400: "The request cannot be processed; the message gives the reason.",
+    400: "The body is not valid JSON, or the request cannot be processed; the message gives the reason.",
     401: "The bearer token is missing or invalid.",
     403: "The Host header is not allowed.",
     404: "The model does not exist.",
     408: "The request body did not arrive before the timeout.",
     413: "The request body is too large.",
-    422: "The body is not valid JSON, or a field is missing, unknown or invalid.",
+    422: "A field is missing, unknown, unsupported or invalid.",
     429: "Too many requests are pending; retry after the number of seconds in Retry-After.",
     500: "Internal server error.",
     503: "The server is shutting down or has too many connections, or the model cannot predict.",
@@ -99,11 +99,16 @@ def install_handlers(app: FastAPI) -> None:
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            return error_reply(_no_json(first["ctx"]["error"]))
         content_type = request.headers.get("content-type", "")
         return JSONResponse(_validation_body(error.errors(), error.body, content_type), 422)
 
     async def routed(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
+        if isinstance(error.__cause__, (UnicodeDecodeError, RecursionError)):
+            return error_reply(_no_json(first_line(error.__cause__)))
         failure = Failure(error.status_code, str(error.detail), headers=dict(error.headers or {}))
         return error_reply(failure)
 
@@ -111,6 +116,10 @@ def install_handlers(app: FastAPI) -> None:
     app.add_exception_handler(InputError, known)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, routed)
+
+
+def _no_json(why: str) -> Failure:
+    return Failure(400, f"the body is not valid JSON: {why}", code="json_invalid")
 
 
 MISMATCHES = ("string_type", "list_type")
@@ -123,8 +132,6 @@ def _validation_body(errors: Sequence[Any], body: Any, content_type: str) -> dic
         given = f"it is {content_type[:SHOWN]!r}" if content_type else "it is missing"
         return error_body(422, f"send the header Content-Type: application/json; {given}", code=errors[0]["type"])
     first = _most_telling(errors, body)
-    if first["type"] == "json_invalid":
-        return error_body(422, f"the body is not valid JSON: {first['ctx']['error']}", code="json_invalid")
     place = ".".join(map(str, _place(first, body)))
     unsupported = first["type"] == "none_required"
     text = "not supported; leave it out" if unsupported else first["msg"].removeprefix("Value error, ")

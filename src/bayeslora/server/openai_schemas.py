@@ -39,7 +39,8 @@ class TextRequest(Asked):
         default=None,
         ge=0,
         lt=SEEDS,
-        description="Seed for weights and tokens. Without it, sampled texts differ between requests.",
+        description="Seed for weights and tokens. Without it, sampled texts differ between requests; greedy ones have that of "
+        "the run.",
     )
     n: int | None = Field(default=None, ge=1, le=COMPLETIONS, description="Texts per prompt, each with its own seed.")
     top_k: int | None = Field(default=None, ge=0, description="Sample from this many most probable tokens; 0 from all.")

@@ -37,9 +37,14 @@ def choice_candidate(
 
 def choice_prompt(question: str, choices: Sequence[str], labels: Sequence[str], passage: str = "") -> Prompt:
     """A question, with its choices listed by their labels."""
-    listed = "".join(f"{label}. {choice}\n" for label, choice in zip(labels, choices, strict=True))
-    asked = f"Question: {question}\nOptions:\n{listed}Answer:"
+    asked = f"Question: {question}\n{listed(choices, labels)}"
     return Prompt("Passage:", f" {passage}", f"\n{asked}") if passage else Prompt(asked)
+
+
+def listed(choices: Sequence[str], labels: Sequence[str]) -> str:
+    """The end of a prompt: its choices by their labels."""
+    lines = "".join(f"{label}. {choice}\n" for label, choice in zip(labels, choices, strict=True))
+    return f"Options:\n{lines}Answer:"
 
 
 def text_list(values: Mapping[str, Any], name: str) -> list[str]:

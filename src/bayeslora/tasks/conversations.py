@@ -2,7 +2,8 @@
 
 A row has ``messages``, or ``prompt`` and ``completion``, as in TRL. Messages are written with the model's chat template. The
 assistant's part of a text begins where a generation prompt ends and includes the end of the turn, so that a model learns to
-stop there. ``prompt`` and ``completion`` may be messages too; as plain texts they follow each other without a template.
+stop there. ``prompt`` and ``completion`` may be messages too; as plain texts they follow each other without a template. The
+template also gets the ``tools`` of a row with messages.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from bayeslora.errors import InputError, first_line
 from bayeslora.tasks.base import FromRow
 from bayeslora.tasks.encode import beginning_ids, continuation_ids, plain_ids
-from bayeslora.tasks.rows import Candidate, Malformed, row_id, whole_characters
+from bayeslora.tasks.rows import Candidate, Malformed, is_missing, row_id, whole_characters
 from bayeslora.tasks.token_store import TokenStore
 from bayeslora.tasks.tokens import EncodedText, Lessons, TokenTask
 
@@ -40,11 +41,13 @@ class Conversation(FromRow):
         turns: its messages.
         first: index of the first message that may be learnt; those before it are only read.
         skipped: indices of messages after it that are only read, too.
+        tools: JSON of a list of schemas of tools that the template describes, if there are any.
     """
 
     turns: tuple[Turn, ...]
     first: int = 0
     skipped: tuple[int, ...] = ()
+    tools: str = ""
 
     @property
     def learnt(self) -> list[int]:
@@ -106,7 +109,7 @@ def read_conversation(values: Mapping[str, Any]) -> Candidate[Example]:
     if not any(role == "assistant" for role, _ in turns):
         raise Malformed("messages have no assistant")
     skipped = tuple(k for k, message in enumerate(values["messages"]) if message.get("weight") == 0)
-    return _conversation(Conversation(row_id(values), turns, skipped=skipped))
+    return _conversation(Conversation(row_id(values), turns, skipped=skipped, tools=_tools(values)))
 
 
 def _conversation(example: Conversation) -> Candidate[Example]:
@@ -117,11 +120,22 @@ def _conversation(example: Conversation) -> Candidate[Example]:
 
 
 def _from_json(given: Any) -> Any:
-    """Messages, which tables often have as JSON."""
+    """Messages or tools, which tables often have as JSON."""
     try:
         return json.loads(given) if isinstance(given, str) else given
     except (ValueError, RecursionError):
         return given
+
+
+def _tools(values: Mapping[str, Any]) -> str:
+    """The tools of a row, as JSON; an empty text if it has none."""
+    tools = _from_json(values.get("tools"))
+    if is_missing(tools):
+        return ""
+    schemas = [_from_json(tool) for tool in tools] if isinstance(tools, list) else [None]
+    if not all(isinstance(schema, Mapping) for schema in schemas):
+        raise Malformed("tools is no list of JSON schemas", repr(tools)[:60])
+    return whole_characters(json.dumps(schemas, ensure_ascii=False, default=str), "tools") if schemas else ""
 
 
 def read_completion(values: Mapping[str, Any]) -> Candidate[Example]:
@@ -131,10 +145,11 @@ def read_completion(values: Mapping[str, Any]) -> Candidate[Example]:
         before, after = read_messages(values, "prompt"), read_messages(values, "completion")
         if not any(role == "assistant" for role, _ in after):
             raise Malformed("completion has no assistant")
-        return _conversation(Conversation(row_id(values), (*before, *after), len(before)))
+        return _conversation(Conversation(row_id(values), (*before, *after), len(before), tools=_tools(values)))
     if isinstance(prompt, list):
         before, said = read_messages(values, "prompt"), _plain(values, "completion")
-        return Candidate(Conversation(row_id(values), (*before, ("assistant", said)), len(before)), _flaw(said))
+        turns = (*before, ("assistant", said))
+        return Candidate(Conversation(row_id(values), turns, len(before), tools=_tools(values)), _flaw(said))
     given, said = _plain(values, "prompt"), _plain(values, "completion")
     return Candidate(Completion(row_id(values), given, said), _flaw(said))
 
@@ -168,16 +183,30 @@ def _turn(message: Any, name: str) -> Turn:
         raise Malformed(f"a message of {name} has an unknown role", f"{role!r}; use {', '.join(ROLES)}")
     if message.get("tool_calls") or message.get("function_call"):
         raise Malformed(f"a message of {name} calls a tool, which cannot be learnt")
-    if not isinstance(content, str):
-        raise Malformed(f"a message of {name} has no text as content", repr(content)[:60])
-    return role, whole_characters(content, name)
+    said = [_said(part, name) for part in content] if isinstance(content, list) else [content]
+    return role, "".join(_text(it, name) for it in said)
+
+
+def _said(part: Any, name: str) -> Any:
+    """What a part of a message says, in OpenAI's form."""
+    if not isinstance(part, Mapping) or part.get("type") != "text":
+        reason = f"a message of {name} has a part of another type than text, which cannot be learnt"
+        raise Malformed(reason, repr(part)[:60])
+    return part.get("text")
+
+
+def _text(given: Any, name: str) -> str:
+    if not isinstance(given, str):
+        raise Malformed(f"a message of {name} has no text as content", repr(given)[:60])
+    return whole_characters(given, name)
 
 
 def example_key(example: Example) -> str:
     """What an example says: examples that say the same stay in one split, and are learnt from once."""
     if isinstance(example, Completion):
         return repr((example.prompt, example.completion))
-    return repr((example.turns, example.skipped) if example.skipped else example.turns)
+    more = [it for it in (example.skipped, example.tools) if it]
+    return repr((example.turns, *more) if more else example.turns)
 
 
 # Tokens ---------------------------------------------------------------------------------------------------------------
@@ -245,8 +274,11 @@ def _write(example: Conversation, count: int, tokenizer: PreTrainedTokenizerBase
             "completion as plain texts"
         )
     messages = [{"role": role, "content": content} for role, content in example.turns[:count]]
+    tools = json.loads(example.tools) if example.tools else None
     try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompting))
+        return str(
+            tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompting)
+        )
     except Exception as error:  # a template raises what it likes, as where roles do not alternate
         raise InputError(
             f"{example.named('example')}: the model's chat template refuses it: {first_line(error)}; correct or remove it"

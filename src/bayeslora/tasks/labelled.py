@@ -5,6 +5,7 @@ Labels are any texts or numbers. All of them must occur in the training data, wh
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -19,14 +20,7 @@ MOST_LABELS = 1000
 
 def label_names(rows: Iterable[Row], where: str) -> tuple[str, ...]:
     """All labels of the training data, sorted: numbers by value, others by name."""
-    found, wrong = set[str](), ""
-    for row in rows:
-        try:
-            name = _name(row.values.get("label"))
-        except Malformed as problem:  # what becomes of the row is decided where it is read
-            wrong = wrong or f"{row.origin}: {problem}"
-            continue
-        found |= set() if name is None else {name}
+    found, wrong = found_labels(rows)
     if len(found) < 2:
         told = wrong or ", ".join(found)
         seen = f" ({told})" if told else ""
@@ -38,7 +32,28 @@ def label_names(rows: Iterable[Row], where: str) -> tuple[str, ...]:
             f"{where}: has {len(found)} different labels, more than {MOST_LABELS}; if they are free answers, name the fields "
             "question and answer"
         )
-    return tuple(sorted(found, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)))
+    return tuple(sorted(found, key=_numbers_first))
+
+
+def found_labels(rows: Iterable[Row]) -> tuple[set[str], str]:
+    """All labels of some rows, and what is wrong with the first row whose label is none."""
+    found, wrong = set[str](), ""
+    for row in rows:
+        try:
+            name = _name(row.values.get("label"))
+        except Malformed as problem:  # what becomes of the row is decided where it is read
+            wrong = wrong or f"{row.origin}: {problem}"
+            continue
+        found |= set() if name is None else {name}
+    return found, wrong
+
+
+def _numbers_first(name: str) -> tuple[bool, float, str]:
+    try:
+        value = float(name)
+    except ValueError:
+        value = math.nan
+    return (False, value, name) if math.isfinite(value) else (True, 0.0, name)
 
 
 def labelled_reader(names: Sequence[str]) -> Callable[[Mapping[str, Any]], Candidate[Item]]:

@@ -22,7 +22,7 @@ import importlib
 import importlib.util
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,7 +33,7 @@ from bayeslora.tasks.answers import AnswerTask, answer_key, read_free_answer
 from bayeslora.tasks.base import SPLITS, FromRow, Split, SplitName, Task
 from bayeslora.tasks.conversations import ConversationTask, example_key, read_completion, read_conversation
 from bayeslora.tasks.file import FIELDS, SHARES, read_own
-from bayeslora.tasks.labelled import label_names, labelled_reader
+from bayeslora.tasks.labelled import found_labels, label_names, labelled_reader
 from bayeslora.tasks.rows import Items, Reader, Row, content_key, parts_by_rank, rank, usable, warn_of_left_out
 from bayeslora.tasks.sources import find_file
 from bayeslora.tasks.tables import TABLES, check_table, read_table
@@ -62,11 +62,13 @@ class OwnFormat:
         columns: names that our fields have in the data: ``{"question": "query"}``.
         config: configuration of a data set of the hub.
         splits: names that our splits have there: ``{"train": "train_sft"}``.
+        labels: of a run that classifies texts: the options of texts that have no other labels.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
     config: str | None = None
     splits: Mapping[str, str] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in self.columns:
@@ -86,17 +88,23 @@ class OwnRows:
         parts: reads the rows of each split that there is.
         whole: reads all rows, if they are not divided yet.
         missing: error message for a split that there is not, with ``{split}`` for its name.
+        labels: as in :class:`OwnFormat`.
     """
 
     name: str
     parts: Mapping[SplitName, Callable[[], Iterable[Row]]]
     whole: Callable[[], Iterable[Row]] | None = None
     missing: str = ""
+    labels: tuple[str, ...] = ()
+
+    def all(self) -> Iterator[Row]:
+        """The rows of all splits."""
+        readers = [*self.parts.values(), *([self.whole] if self.whole else [])]
+        return (row for read in readers for row in read())
 
     def first(self) -> Row:
         """The first row of all."""
-        readers = [*self.parts.values(), *([self.whole] if self.whole else [])]
-        row = next((row for read in readers for row in read()), None)
+        row = next(self.all(), None)
         if row is None:
             raise InputError(f"{self.name}: has no rows; give one JSON object per line, or a table with a header")
         return row
@@ -162,7 +170,10 @@ def _questions(rows: OwnRows) -> Task:
 
 
 def _labelled(rows: OwnRows) -> Task:
-    names = cache(lambda: label_names(rows.training(), rows.name))
+    @cache
+    def names() -> tuple[str, ...]:
+        known = bool(rows.labels) and found_labels(rows.all())[0] <= set(rows.labels)
+        return rows.labels if known else label_names(rows.training(), rows.name)
 
     def read(split: SplitName) -> Split:
         return Split(*rows.load(split, labelled_reader(names()), content_key, "texts"))
@@ -204,12 +215,12 @@ SHAPES = (
 )
 """All shapes. The first whose fields are there is taken."""
 
-KNOWN = tuple(dict.fromkeys([*(name for shape in SHAPES for name in shape.needs), *FIELDS]))
+KNOWN = tuple(dict.fromkeys([*(name for shape in SHAPES for name in shape.needs), *FIELDS, "tools"]))
 """All fields that mean something."""
 
 
-def own_task(rows: OwnRows) -> Task | TokenTask[Any]:
-    """The task of own data, recognised by the fields of the first row."""
+def own_task(rows: OwnRows, labels: tuple[str, ...] = ()) -> Task | TokenTask[Any]:
+    """The task of own data, recognised by the fields of the first row. ``labels`` as in :class:`OwnFormat`."""
     first = rows.first()
     shape = next((it for it in SHAPES if set(it.needs) <= set(first.values)), None)
     if shape is None:
@@ -220,7 +231,7 @@ def own_task(rows: OwnRows) -> Task | TokenTask[Any]:
             f"{first.origin}: its fields are {given}{''.join(hints)}; a row needs {wanted}; if yours have other names, map "
             "them with --columns, such as question=query"
         )
-    return shape.task(rows)
+    return shape.task(replace(rows, labels=labels))
 
 
 # Places ---------------------------------------------------------------------------------------------------------------

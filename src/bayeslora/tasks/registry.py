@@ -42,14 +42,14 @@ def find_task(
         data_dir: local copies of the benchmarks; without it they are read from the hub.
         how: what own data call their fields and splits.
     """
-    name = str(name_or_path)
+    name, how = str(name_or_path), how or OwnFormat()
     if name in TASKS:
         return TASKS[name](None if data_dir is None else Path(data_dir))
     path = Path(name).expanduser()
     if name and (_looks_like_path(name) or path.exists()):
-        return text.text_task(path) if text.is_text(path) else own_task(file_rows(path, how or OwnFormat()))
+        return text.text_task(path) if text.is_text(path) else own_task(file_rows(path, how), how.labels)
     if has_hub_form(name):
-        return own_task(hub_rows(name, how or OwnFormat()))
+        return own_task(hub_rows(name, how), how.labels)
     raise _unknown(name)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from bayeslora.errors import InputError
 from bayeslora.methods.base import QuestionPostHocInputs
 from bayeslora.models import LoadedModel
+from bayeslora.models.context import context_length, within_context
 from bayeslora.posterior import Factors, Posterior
 from bayeslora.predict.calibrate import FEWEST, Calibration, fit_temperature, too_few
 from bayeslora.predict.calibrate.fit import FEW_SCALES, calibrate, predict_both
@@ -58,11 +59,13 @@ class QuestionRunner(TaskRunner):
         return None if self.kind != "labels" else tuple(it.strip() for it in self._splits["train"].items[0].options)
 
     def encode(self, loaded: LoadedModel) -> None:
-        """Tokenise the questions of all splits."""
+        """Tokenise the questions of all splits; those of evaluation as a predictor does."""
         self._loaded = loaded
-        data = self.config.data
+        data, context = self.config.data, context_length(loaded.model) or 0
+        limit = within_context(loaded.model, data.max_tokens)
         for name, split in self._splits.items():
-            encoded = encode_items(split.items, loaded.tokenizer, data.scoring, data.max_tokens)
+            whole = 0 if name == "train" else context
+            encoded = encode_items(split.items, loaded.tokenizer, data.scoring, limit, whole)
             self._parts[name] = Questions(split.items, encoded)
 
     def bind(self, model: PeftModel, trunk: TrunkCache | None) -> None:

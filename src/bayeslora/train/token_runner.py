@@ -10,6 +10,7 @@ from bayeslora.errors import InputError
 from bayeslora.methods import find_method
 from bayeslora.methods.base import PostHocInputs
 from bayeslora.models import LoadedModel
+from bayeslora.models.context import within_context
 from bayeslora.posterior import Factors, Posterior
 from bayeslora.predict.calibrate import FEWEST, Calibration, too_few
 from bayeslora.predict.generation.entailment import find_same
@@ -68,10 +69,11 @@ class TokenRunner(TaskRunner):
         """Tokenise all splits."""
         self._loaded = loaded
         data, tokenizer = self.config.data, loaded.tokenizer
-        self._found = self._task.encode_lessons("train", tokenizer, data.max_tokens)
+        limit = within_context(loaded.model, data.max_tokens)
+        self._found = self._task.encode_lessons("train", tokenizer, limit)
         self._lessons = chosen(self._found.texts, data.max_train, "max_train")
         others = splits_of(self.config)[1:]
-        self._texts = {split: self._task.encode(split, tokenizer, data.max_tokens) for split in others}
+        self._texts = {split: self._task.encode(split, tokenizer, limit) for split in others}
 
     def bind(self, model: PeftModel, trunk: TrunkCache | None) -> None:
         """Create the predictor for the adapted model."""

@@ -14,7 +14,13 @@ Log-probabilities are ``[N, O]``, an option that a question does not have is ``-
 """
 
 from bayeslora.predict.calibrate.calibration import Calibration
-from bayeslora.predict.calibrate.doubts import FEWEST, describe_doubts, require_enough, too_few
+from bayeslora.predict.calibrate.doubts import (
+    FEWEST,
+    describe_doubts,
+    doubt_temperature,
+    require_enough,
+    too_few,
+)
 from bayeslora.predict.calibrate.scale import CUTS, DEFAULT_SCALES, CutChoice, ScaleChoice, choose_cut, choose_scale
 from bayeslora.predict.calibrate.temperature import PRIOR_SD, TEMPERATURES, apply_temperature, fit_temperature
 from bayeslora.predict.calibrate.threshold import (
@@ -45,6 +51,7 @@ __all__ = [
     "conformal_thresholds",
     "describe_doubts",
     "describe_target",
+    "doubt_temperature",
     "fit_temperature",
     "require_enough",
     "too_few",

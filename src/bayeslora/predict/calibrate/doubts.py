@@ -45,14 +45,21 @@ def describe_doubts(found: Calibration) -> tuple[str, ...]:
         )
     if missing := [f"{level:g}" for level in LEVELS if f"{level:g}" not in found.conformal]:
         doubts.append(f"there are no prediction sets of level {' and '.join(missing)}, which take more questions")
-    if _at_an_end(found.temperature, TEMPERATURES):
-        doubts.append(
-            f"the temperature {found.temperature:g} is at the end of what was searched: answers are no better than guesses, or "
-            "all of them are right"
-        )
+    if doubt := doubt_temperature(found.temperature):
+        doubts.append(doubt)
     if _at_an_end(found.posterior_scale, DEFAULT_SCALES):
         doubts.append(f"the posterior scale {found.posterior_scale:g} is at the end of those tried")
     return tuple(doubts)
+
+
+def doubt_temperature(temperature: float) -> str | None:
+    """Warning about a temperature that its data do not determine; ``None`` for others."""
+    if not _at_an_end(temperature, TEMPERATURES):
+        return None
+    return (
+        f"the temperature {temperature:g} is at the end of what was searched: answers are no better than guesses, or all of "
+        "them are right"
+    )
 
 
 def _at_an_end(value: float, tried: Sequence[float]) -> bool:

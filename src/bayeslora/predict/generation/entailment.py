@@ -8,12 +8,20 @@ from functools import cache
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from bayeslora.errors import InputError, first_line
 from bayeslora.hub_access import hub_or_cache
 from bayeslora.hub_names import is_hub_id
+from bayeslora.models.context import context_length
 from bayeslora.predict.generation.agreement import Same
 from bayeslora.tasks.answers import same_free_answer
+
+MOST_KNOWN = 10_000
+"""Most pairs of answers that are remembered: a server may run for long."""
+
+OFFSET = 2
+"""Number of a model's positions that no token takes, at most: those of RoBERTa begin there."""
 
 
 def find_same(nli: str | None, device: torch.device) -> Same:
@@ -44,6 +52,8 @@ class Entailment:
         if not first or not second:
             return False
         if (first, second) not in self._known:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
             self._known[first, second] = self._entail_each_other(first, second)
         return self._known[first, second]
 
@@ -66,7 +76,7 @@ def load_entailment(name: str, device: torch.device) -> Entailment:
             model = AutoModelForSequenceClassification.from_pretrained(
                 name, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
             )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise InputError(
             f"nli is {name!r}, which cannot be loaded ({first_line(error)}); give the directory or hub id of a model for natural "
             "language inference, such as one trained on MNLI"
@@ -77,4 +87,6 @@ def load_entailment(name: str, device: torch.device) -> Entailment:
         raise InputError(
             f"nli is {name!r}, whose classes are {', '.join(labels)}; give a model with a class for entailment"
         )
+    if (positions := context_length(model)) is not None:  # which many tokenizers do not know
+        tokenizer.model_max_length = min(tokenizer.model_max_length, positions - OFFSET)
     return Entailment(model.eval().to(device), tokenizer, label)

@@ -21,7 +21,7 @@ from bayeslora.adapter.lean_layers import lean_predictions
 from bayeslora.adapter.sampling import Sampling, evaluating
 from bayeslora.data_frames import Results
 from bayeslora.errors import InputError, did_you_mean, first_line
-from bayeslora.models.context import context_length
+from bayeslora.models.context import context_length, within_context
 from bayeslora.number_checks import check_count, check_number, check_seed
 from bayeslora.predict.generation.results import End, Generation, Record, Steps, Watch, has_ended
 from bayeslora.predict.mc import Averaging, posterior_predictive
@@ -46,7 +46,7 @@ class Writing:
     """Settings of text generation.
 
     Attributes:
-        max_new_tokens: maximum number of new tokens.
+        max_new_tokens: maximum number of new tokens; fewer, if the model's context ends before.
         temperature: sampling temperature of the averaged distribution; 0 takes the most probable token.
         top_p: sample from the most probable tokens that together have this probability.
         top_k: sample from this many most probable tokens; 0 from all.
@@ -223,6 +223,8 @@ def _generate(
     streamer: BaseStreamer | None,
 ) -> Tensor:
     _require_known(writing, model)
+    width = given["input_ids"].shape[1]
+    writing = replace(writing, max_new_tokens=within_context(model, width + writing.max_new_tokens) - width)
     devices = [given["input_ids"].device] if given["input_ids"].device.type == "cuda" else []
     with torch.random.fork_rng(devices), _plain_settings(model, _end_tokens(model, tokenizer)):
         torch.manual_seed(writing.seed)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError
+from bayeslora.models.context import within_context
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.questions.familiarity import Familiarity
 from bayeslora.predict.questions.features import prompt_features
@@ -89,7 +90,8 @@ class Predictor:
     def encode(self, items: Sequence[Item]) -> list[EncodedItem]:
         """The questions as token ids.
 
-        Passages are truncated to ``max_tokens``. A question that is longer without a passage is kept whole if it fits the
-        model's context, so that all questions of a benchmark are answered.
+        Passages are truncated to ``max_tokens``, or to the model's context if that is shorter. A question that is longer without
+        a passage is kept whole if it fits the context, so that all questions of a benchmark are answered.
         """
-        return encode_items(items, self.tokenizer, self.scoring, self.max_tokens, self.scorer.context or 0)
+        limit = within_context(self.scorer.model, self.max_tokens)
+        return encode_items(items, self.tokenizer, self.scoring, limit, self.scorer.context or 0)
