@@ -67,7 +67,7 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
     "export": ("--out", "exported"),
     "merge": ("--out", "merged"),
     "serve": ("--port", 0),
-    "cascade": ("--second", "other", "--threshold", 0.5),
+    "cascade": ("--second", "some/one", "--threshold", 0.5),
 }
 
 
