@@ -279,7 +279,8 @@ class LaplacePosterior(PointPosterior):
 
     def _random_rows(self, group: LayerGroup) -> Tensor:
         """Rows of a group whose layers are random."""
-        rows = [row for row, name in enumerate(group.names) if name in self.random_names]
+        random = self.random_names
+        rows = [row for row, name in enumerate(group.names) if name in random]
         return torch.tensor(rows, device=self._reference.device)
 
     def _blocks(self) -> Iterator[tuple[str, LayerGroup]]:
