@@ -24,9 +24,11 @@ def test_the_main_table() -> None:
     assert printed_by("across", RESULTS / "main/five-tasks/seeds-0-1.json", *metrics) in page
     assert printed_by("across", *sixth, "--means") in page
     assert printed_by("across", *records, *sixth, "--means") in page
-    assert printed_by("across", RESULTS / "main/fitted-seed-1.json", "--metrics", "nll") in page
+    for fitted in ("laplace", "tfb"):
+        pair = (RESULTS / f"main/fitted/{fitted}{ending}.json" for ending in ("", "-boolq"))
+        assert printed_by("across", *pair, "--metrics", "nll", "ece") in page
     means = printed_by("across", *records, *sixth, "--means", "--no-deviations")
-    assert "\n".join(means.splitlines()[:10]) in text_of("docs/results.md")
+    assert "\n".join(means.splitlines()[:11]) in text_of("docs/results.md")
     assert "\n".join(means.splitlines()[:6]) in text_of("README.md")
     for method, found in read("main/curves.json")["methods"].items():
         raw, after = found["raw"], found["calibrated"]
