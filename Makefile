@@ -47,7 +47,7 @@ examples: $(STAMP) ## Run the scripts and notebooks in examples/
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: $(STAMP) ## Run the default tests, in as many processes as WORKERS says: 5 to 7 minutes on two cores
+test: $(STAMP) ## Run the default tests, in as many processes as WORKERS says: 4 to 7 minutes on two cores
 	$(PYTEST) $(PARALLEL)
 
 test-system: $(STAMP) ## Run the system tests: kills, child processes, browser, server, lm-eval, Ray, BoTorch, fuzzing

@@ -174,6 +174,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["compare", "--out", "x"], ["missing: --model STR, --tasks STR ...; see bayeslora compare --help\n"]),
         (["evaluate"], ["bayeslora: missing: DIR; see bayeslora evaluate --help\n"]),
         (["models", "--epochs", "3"], ["bayeslora: --epochs is no option of models; see bayeslora models --help\n"]),
+        (["models", "--force"], ["bayeslora: --force is no option of models; see bayeslora models --help\n"]),
         (["models", "--zzz"], ["bayeslora: unknown: --zzz; see bayeslora models --help\n"]),
         (["models", "--jso"], ["bayeslora: unknown: --jso; did you mean --json?; see bayeslora models --help\n"]),
         (["convert", "missing.gguf", "out"], ["missing.gguf: no such file"]),

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -14,7 +15,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from bayeslora import BayesLoraConfig, find_holder, hub_access
 from bayeslora.errors import InputError
@@ -291,6 +293,60 @@ def test_an_adapter_of_ours_is_needed(adapter, tmp_path):
         harness(str(tmp_path / "run"))
 
 
+def test_an_adapter_is_loaded_completely_or_not_at_all(adapter, tmp_path):
+    """PEFT alone would take random numbers in the place of missing ones, and read pickles."""
+    file = "adapter_model.safetensors"
+
+    def changed(name, change):
+        place = tmp_path / name
+        shutil.copytree(adapter, place)
+        tensors = load_file(place / file)
+        change(tensors)
+        save_file(tensors, place / file, {"format": "pt"})
+        return place
+
+    with pytest.raises(InputError, match="lacks a tensor of the adapter"):
+        harness(str(changed("less", lambda tensors: tensors.popitem())))
+    with pytest.raises(InputError, match="holds NaN or infinity"):
+        harness(str(changed("broken", lambda tensors: next(iter(tensors.values())).fill_(math.nan))))
+    pickled = changed("pickled", lambda tensors: None)
+    torch.save(load_file(pickled / file), pickled / "adapter_model.bin")
+    (pickled / file).unlink()
+    with pytest.raises(InputError, match=r"pickled: has no adapter_model.safetensors"):
+        harness(str(pickled))
+
+
+def test_an_adapter_of_another_model_is_told(tmp_path):
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=300
+    )
+    given = BayesLoraConfig(r=2, target_modules=["q_proj"])
+    get_peft_model(LlamaForCausalLM(config), given).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"a tensor of the adapter, .* restore both files"):
+        harness(str(tmp_path))
+
+
+def test_an_adapter_of_the_hub_is_fetched_without_code_and_pickles(adapter, monkeypatch):
+    asked = []
+
+    def download(name, revision, allow_patterns):
+        asked.append((name, revision, allow_patterns))
+        return adapter
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert loglikelihoods(harness("org/adapter", revision="v1")) == loglikelihoods(harness(adapter))
+    ((name, revision, files),) = asked
+    assert (name, revision) == ("org/adapter", "v1") and "adapter_model.safetensors" in files
+    assert all(it.endswith((".json", ".safetensors")) for it in files)
+
+
+def test_the_base_model_and_known_options_are_needed(adapter):
+    with pytest.raises(InputError, match="add pretrained=MODEL"):
+        harness(adapter, pretrained=None)
+    with pytest.raises(InputError, match=r"an option is not known .*'sample'.* check the names in --model_args"):
+        harness(adapter, sample=3)
+
+
 def test_a_linearised_posterior_has_a_mean_only(tmp_path):
     path = save_adapter(tmp_path, posterior="laplace", settings=LaplaceConfig(), init_weights=True)
     with pytest.raises(InputError, match=r"linearised model.*samples=0"):
@@ -394,6 +450,9 @@ def complaint(monkeypatch, capsys, arguments):
 def test_mistakes_are_one_line_and_exit_code_two(adapter, task, monkeypatch, capsys):
     code, line = complaint(monkeypatch, capsys, words(adapter, task, samples=-1))
     assert code == 2 and line == "bayeslora: samples is -1.0; give 0 for the posterior mean, or more"
+    arguments = [it.replace("evens", "odds") for it in words(adapter, task)]
+    code, line = complaint(monkeypatch, capsys, arguments)
+    assert code == 2 and line == "bayeslora: Tasks not found: odds; python -m bayeslora.lm_eval ls tasks lists them"
 
 
 @pytest.mark.usefixtures("own_tasks_only")

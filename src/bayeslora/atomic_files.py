@@ -88,12 +88,7 @@ def new_directory(place: Path, *, force: bool = False) -> Iterator[Path]:
         place: path of the directory.
         force: replace a directory that is not empty.
     """
-    if place.is_file() or (place.is_dir() and any(place.iterdir()) and not force):
-        what = "is a file" if place.is_file() else "is not empty"
-        raise InputError(f"{place}: {what}; choose another directory")
-    if place.is_dir() and (place.samefile(Path.cwd()) or os.path.ismount(place)):  # cannot be replaced
-        what = "is a mount point" if os.path.ismount(place) else "is the working directory"
-        raise InputError(f"{place}: {what}; choose a directory in it")
+    require_new(place, force=force)
     with _scratch(place) as scratch:
         new, old = scratch / "new", scratch / "old"
         new.mkdir()
@@ -110,6 +105,16 @@ def new_directory(place: Path, *, force: bool = False) -> Iterator[Path]:
                 old.rename(place)
             raise
     _flush(place.parent)
+
+
+def require_new(place: Path, *, force: bool = False) -> None:
+    """Refuse a path where :func:`new_directory` cannot make a directory."""
+    if place.is_file() or (place.is_dir() and any(place.iterdir()) and not force):
+        what = "is a file" if place.is_file() else "is not empty"
+        raise InputError(f"{place}: {what}; choose another directory")
+    if place.is_dir() and (place.samefile(Path.cwd()) or os.path.ismount(place)):  # cannot be replaced
+        what = "is a mount point" if os.path.ismount(place) else "is the working directory"
+        raise InputError(f"{place}: {what}; choose a directory in it")
 
 
 @contextmanager

@@ -201,6 +201,28 @@ def test_figures_are_of_growth_alone(tmp_path: Path) -> None:
         bench(["draw"], BenchConfig(**SMALL), device="cpu", figures=tmp_path)
 
 
+def test_places_where_nothing_can_be_written_are_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bayeslora.bench.run.Subjects", None)
+    file = tmp_path / "file"
+    file.write_text("mine")
+    with pytest.raises(InputError, match="file: is a file, and a directory is needed there"):
+        bench(["draw"], BenchConfig(**SMALL), out=file / "out.json")
+    for figures in (file, file / "figures"):
+        with pytest.raises(InputError, match="file: is a file, and a directory is needed there"):
+            bench(["growth"], BenchConfig(**SMALL), figures=figures)
+    (tmp_path / "growth-rank.svg").write_text("of yesterday")
+    with pytest.raises(InputError, match=r"holds figures already \(growth-rank.svg\)"):
+        bench(["growth"], BenchConfig(**SMALL), figures=tmp_path)
+
+
+def test_unknown_methods_are_told_before_a_model_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bayeslora.bench.subjects.build_model", None)
+    with pytest.raises(InputError, match="unknown method 'blub'"):
+        subjects(methods=("blob", "blub"))
+
+
 def test_operators_of_a_draw_do_not_grow_with_the_layers() -> None:
     counts = []
     for depth in (2, 6):
@@ -249,6 +271,11 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         (("sing", *words), "cannot measure 'sing'; choose among train, predict"),
         (("train", "--batches", "8", "--device", "cpu"), "batches has '8'; give rows times tokens"),
         (("train", "--model", "llama2"), "model is 'llama2'; choose one of tiny"),
+        (("train", "--batches", "8x1"), "batches has '8x1'; give rows times tokens, of which there are at least 2"),
+        (("growth", "--batches"), "batches is empty; give at least one"),
+        (("draw", "--methods"), "methods is empty; give at least one"),
+        (("train", "--targets"), "targets is empty; give at least one"),
+        (("predict", "--draw-layers"), "draw_layers is empty; give at least one"),
         (("train", "--repeats", "0"), "repeats is 0; give a whole number of at least 1"),
         (("train", "--depth", "0"), "depth is 0; give a whole number of at least 1"),
         (("train", "--inducing", "0"), "inducing is 0; give a whole number of at least 1"),

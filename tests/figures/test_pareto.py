@@ -31,7 +31,11 @@ def drawn(monkeypatch) -> list[Figure]:
 
 
 def draw(path, **changes):
-    given = {"baseline": BASELINE, "bounds": {"acc": 0.55, "train_seconds": 9.0}, "title": "a search"} | changes
+    given = {
+        "baseline": BASELINE,
+        "bounds": {"acc": [0.55, 0.9], "train_seconds": [9.0]},
+        "title": "a search",
+    } | changes
     return pareto_figure(points(), [0.0, 0.1, 0.3], path, **given)
 
 
@@ -44,7 +48,7 @@ def test_every_trial_is_where_its_metrics_are(tmp_path, drawn):
             factor = np.array([100 if name != "nll" else 1 for name in (first, second)])
             np.testing.assert_allclose(line.get_xydata(), [[it[first], it[second]] * factor for it in expected])
     accuracy, nll = drawn[0].axes[1], drawn[0].axes[0]
-    assert any(line.get_linestyle() == "--" and line.get_ydata()[0] == pytest.approx(55) for line in accuracy.lines)
+    assert [line.get_ydata()[0] for line in accuracy.lines if line.get_linestyle() == "--"] == pytest.approx([55, 90])
     assert not any(line.get_linestyle() == "--" for line in nll.lines)
     np.testing.assert_allclose(drawn[0].axes[3].lines[0].get_ydata(), [0.0, 100 / 3, 100.0])
 
@@ -56,9 +60,10 @@ def test_the_legend_names_what_is_there(tmp_path, drawn):
     ]  # fmt: skip
 
 
-def test_a_search_without_a_front_can_be_drawn(tmp_path):
+def test_a_search_without_a_front_has_no_panel_of_its_volume(tmp_path, drawn):
     only = [point for point in points() if not point.feasible]
     assert pareto_figure(only, [], tmp_path / "pareto.png", baseline={}, bounds={}, title="$1").exists()
+    assert [ax.get_visible() for ax in drawn[0].axes] == [True, True, True, False]
 
 
 def test_nothing_is_nothing_to_draw(tmp_path):

@@ -34,6 +34,12 @@ def test_the_best_are_bold(table, bold):
     assert latex(table, [ACC, NLL]).count("textbf") == count
 
 
+def test_rounding_does_not_decide_which_is_best():
+    seeds = {"a": (0.1, 0.2, 0.3), "b": (0.3, 0.2, 0.1), "c": (0.2, 0.2, 0.2), "d": (0.1, 0.1, 0.1)}
+    table = {name: {"acc": Cell(values)} for name, values in seeds.items()}
+    assert [is_best(table, ACC, name) for name in table] == [True, True, True, False]
+
+
 def test_a_column_without_a_best_has_none():
     epistemic = Column("nll", "epistemic", ranked=False)
     assert "**" not in markdown(rows(a=(0.5, 1.0), b=(0.6, 2.0)), [epistemic])
@@ -46,9 +52,9 @@ def test_the_spread_is_that_of_a_sample():
 
 
 def test_a_dagger_marks_others_that_the_best_cannot_be_told_from():
-    """The best has none, not even where all are alike and none is in bold."""
+    """The best have none, not even where all are alike and none is in bold."""
     told = {name: {"acc": Cell((acc,), ties_best=True)} for name, acc in (("a", 0.5), ("b", 0.6), ("c", 0.5))}
     assert [has_dagger(told, ACC, name) for name in told] == [True, False, True]
-    alike = {name: {"acc": Cell((0.5,), ties_best=name == "a")} for name in "abc"}
+    alike = {name: {"acc": Cell((0.5,), ties_best=True)} for name in "abc"}
     assert "†" not in markdown(alike, [ACC]) and "dagger" not in latex(alike, [ACC])
     assert not has_dagger({"a": {}}, ACC, "a")

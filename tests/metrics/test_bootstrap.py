@@ -213,5 +213,6 @@ def test_an_interval_over_runs_resamples_runs_and_the_questions_of_all_of_them_a
     assert found.value == pytest.approx(np.mean([nll(p, y) for p in runs]))
     assert (found.low, found.high) == pytest.approx((want[1], want[48]))
     assert bootstrap_interval_over_runs(nll, runs[:1], y) == bootstrap_interval(nll, runs[0], y)
+    assert bootstrap_interval_over_runs(nll, np.stack(runs), y, resamples=50, seed=7) == found
     with pytest.raises(ValueError, match="at least one run"):
         bootstrap_interval_over_runs(nll, [], y)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
 
-from bayeslora.metrics import accuracy, brier, nll
+from bayeslora.metrics import accuracy, aurc, brier, nll, token_scores
 
 from .cases import random_case
 
@@ -65,6 +65,13 @@ def test_one_hot_integers_are_probabilities() -> None:
 def test_tensors_that_numpy_cannot_read(tensor: torch.Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"probs cannot be read as an array {message}")):
         accuracy(tensor, [0])
+    elsewhere = torch.zeros(1, dtype=torch.long, device="meta")  # as on a GPU
+    with pytest.raises(ValueError, match="labels cannot be read as an array"):
+        accuracy([[0.5, 0.5]], elsewhere)
+    with pytest.raises(ValueError, match="labels cannot be read as an array"):
+        token_scores([[0.5, 0.5]], elsewhere)
+    with pytest.raises(ValueError, match="correct cannot be read as an array"):
+        aurc([0.5], elsewhere)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

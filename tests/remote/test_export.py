@@ -161,6 +161,7 @@ def test_a_manifest_is_read_as_it_was_written(export: Path, tmp_path: Path) -> N
         ({"adapters": [{"name": "a"}]}, "path is None"),
         ({"adapters": ["a"]}, "'a' is no adapter"),
         ({"temperature": "warm"}, "temperature is 'warm'"),
+        ({"temperature": 10**400}, "not a manifest: int too large"),
         ({"max_tokens": True}, "max_tokens is True"),
         ({"adapts_head": 0}, "adapts_head is 0"),
     ],

@@ -381,6 +381,8 @@ def next_scores(value: Any) -> Trouble:
         (next_scores(float("-inf")), "a log-probability is -inf"),
         (next_scores("-1"), "a log-probability is '-1'"),
         (next_scores(True), "a log-probability is True"),
+        (next_scores(10**400), "which is no finite number"),
+        (next_scores(4.5), "a log-probability is 4.5, which is no finite number of at most 0"),  # a logit
     ],
 )
 def test_next_tokens_that_make_no_sense_are_not_believed(
@@ -438,8 +440,13 @@ def test_an_endless_answer_is_not_read(
         (lambda export: RemoteModel("http://me:pass@host", export), "give a key as api_key"),
         (lambda export: RemoteModel("http://host", export, api_key="a\nb"), "no header can hold"),
         (lambda export: RemoteModel("http://host", export, timeout=0), "timeout is 0"),
+        (
+            lambda export: RemoteModel("http://host", export, timeout=1e300),
+            "give a finite number above 0 and of at most",
+        ),
         (lambda export: RemoteModel("http://host", export, retries=-1), "retries is -1"),
         (lambda export: RemoteModel("http://host", export, workers=0), "workers is 0"),
+        (lambda export: RemoteModel("http://host", export, workers=2.5), "workers is 2.5; give a whole number"),
         (lambda export: RemoteModel("http://host", export / "mean"), "cannot be read"),
         (lambda export: RemoteModel("http://host", export).predict([]), "no questions"),
     ],

@@ -42,6 +42,17 @@ def test_draws_are_exported_with_what_serves_them(
     assert [it["name"] for it in json.loads(capsys.readouterr().out)["adapters"]] == ["mean"]
 
 
+@pytest.mark.parametrize("verb", ["export", "merge"])
+def test_a_directory_in_use_is_told_before_anything_is_loaded(
+    verb: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("bayeslora.runs.load.load_run", None)
+    (tmp_path / "file").write_text("mine")
+    for place, reason in ((trained, "is not empty"), (tmp_path / "file", "is a file")):
+        assert bayeslora(verb, trained, "--out", place) == 2
+        assert capsys.readouterr().err == f"bayeslora: {place}: {reason}; choose another directory\n"
+
+
 def test_a_merged_model_is_an_ordinary_one(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "merged"
     assert bayeslora("merge", trained, "--out", out, "--quiet") == 0

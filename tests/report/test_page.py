@@ -461,6 +461,14 @@ def test_other_directories_are_refused(tmp_path, capsys):
     assert "holds nothing to report on" in refused(capsys, model_directory())
 
 
+@pytest.mark.parametrize(
+    "run", ["search/task/lora/rate-1/seed-0", "runs/bayesian-lora/seed-0", "task/runs/rank-2/seed-0"]
+)
+def test_studies_that_have_only_begun_are_refused(tmp_path, capsys, run):
+    (tmp_path / run).mkdir(parents=True)
+    assert "the study is not done; give its command again" in refused(capsys, tmp_path)
+
+
 @pytest.mark.system
 def test_labels_of_users_tasks_are_only_text(tmp_path):
     rows = [question(k, id=f"{NASTY}{k}") for k in range(8)]

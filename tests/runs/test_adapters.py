@@ -88,8 +88,11 @@ def test_calibration_is_kept_beside_the_adapter(adapter: Path, capsys: pytest.Ca
     assert load_run(adapter).calibration == kept
 
 
-def test_a_plain_lora_predicts_as_peft_does(tmp_path: Path) -> None:
-    place = save_lora(tmp_path / "adapter", rank_pattern={"v_proj": 2}, use_rslora=True)
+@pytest.mark.parametrize(
+    "settings", [{"rank_pattern": {"v_proj": 2}, "use_rslora": True}, {"target_modules": ["q_proj", "lm_head"]}]
+)
+def test_a_plain_lora_predicts_as_peft_does(settings: dict[str, Any], tmp_path: Path) -> None:
+    place = save_lora(tmp_path / "adapter", **settings)
     ids = torch.tensor([[1, 2, 3, 4]])
     theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_directory()), place).eval()
     with torch.no_grad():
@@ -259,7 +262,7 @@ def test_an_adapter_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     place = save_lora(tmp_path / "adapter")
     asked: dict[str, Any] = {}
 
-    def download(name: str, allow_patterns: list[str]) -> str:
+    def download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
         asked[name] = allow_patterns
         if name != "org/adapter":
             raise OSError(f"no {name}\nand more")

@@ -129,7 +129,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             shutil.copytree(folder_path, place / repo_id, dirs_exist_ok=True)
             return f"https://hub/{repo_id}"
 
-    def download(name: str, allow_patterns: list[str]) -> str:
+    def download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
         assert set(allow_patterns) >= {path.name for path in (place / name).iterdir()} - {
             "README.md",
             "reliability.svg",
@@ -235,6 +235,34 @@ def test_what_cannot_be_uploaded(run: Path, hub: Path, tmp_path: Path, capsys: p
     assert "no/where: cannot be uploaded (you may not); check the name" in capsys.readouterr().err
     assert bayeslora("push", tmp_path, "org/x") == 2
     assert "holds no finished run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "file, content, message",
+    [
+        ("adapter_config.json", None, "adapter: has no adapter_config.json; restore it"),
+        ("adapter_model.safetensors", None, "adapter: has no adapter_model.safetensors; restore it"),
+        ("adapter_config.json", "{", "adapter/adapter_config.json: cannot be read as JSON"),
+        ("calibration.json", "{", "adapter/calibration.json: not a calibration"),
+    ],
+)
+def test_a_run_with_a_broken_adapter_is_not_uploaded(
+    file: str,
+    content: str | None,
+    message: str,
+    run: Path,
+    hub: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(run, broken)
+    (broken / "adapter" / file).unlink()
+    if content is not None:
+        (broken / "adapter" / file).write_text(content)
+    assert bayeslora("push", broken, "org/tickets") == 2
+    assert f"{broken}/{message}" in capsys.readouterr().err
+    assert not hub.exists()
 
 
 @pytest.mark.parametrize(

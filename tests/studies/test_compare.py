@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import json
 import os
 import shutil
@@ -26,7 +27,7 @@ from bayeslora.runs.result import RunResult
 from bayeslora.studies.compare import _Comparison, compare
 from bayeslora.studies.comparison import OWN, Comparison
 from bayeslora.studies.evaluated import METRICS as MAIN
-from bayeslora.studies.evaluated import Evaluated, table_rows
+from bayeslora.studies.evaluated import Evaluated, load_evaluated, table_rows
 from bayeslora.studies.execution import Execution
 from bayeslora.studies.plan import Job, plan, run_path
 from bayeslora.studies.pool import Workers
@@ -294,6 +295,20 @@ def test_after_calibration_it_is_those_predictions_that_are_compared(done):
     assert not rows["b"]["nll"].ties_best and rows["b"]["calibrated_nll"].ties_best
 
 
+def test_of_options_that_are_equal_the_chosen_ones_are_compared(done, tmp_path):
+    run = shutil.copytree(done / LORA, tmp_path / "run")
+    place = RunDirectory(run).predictions
+    with gzip.open(place, "rt", encoding="utf-8") as file:
+        records = [json.loads(line) for line in file]
+    with gzip.open(place, "wt", encoding="utf-8") as file:
+        for record in records:
+            count = len(record["probabilities"])
+            file.write(json.dumps({**record, "probabilities": [1 / count] * count, "choice": record["gold"]}) + "\n")
+    found = load_evaluated(run, 0)
+    assert metrics.accuracy(found.probabilities, found.gold) == 1.0
+    np.testing.assert_allclose(found.probabilities.max(axis=1), 1 / found.options, rtol=1e-12)
+
+
 def test_a_uniform_guess_is_shown_and_never_the_best(done):
     """Questions of the tiny task have two and three options by turns."""
     guess = read_json(done / "table.json")["references"]["task"]["uniform guess"]
@@ -454,6 +469,45 @@ def test_shifts_that_cannot_be_read_are_refused_before_anything_is_run(tmp_path)
     assert not (tmp_path / "study").exists()
 
 
+BROKEN = [{"question": "Which?", "choices": ["yes", "no"]}]  # without an answer
+
+
+@pytest.mark.parametrize(
+    "changes, advice",
+    [
+        ({"device": "cudaa"}, "unknown device 'cudaa'"),
+        ({"model": "./nowhere"}, "'./nowhere': no such directory"),
+        ({"split": "train"}, "has no answer"),
+        ({"split": "test"}, "has no answer"),
+    ],
+)
+def test_what_no_run_can_succeed_with_is_refused_before_anything_is_run(tmp_path, changes, advice):
+    tasks = [
+        task_directory(),
+        str(write_task(tmp_path / "mine", **({changes["split"]: BROKEN} if "split" in changes else {}))),
+    ]
+    given = study(model=changes.get("model", model_directory()), tasks=tuple(tasks), rate_factors=(1.0, 2.0))
+    with pytest.raises(InputError, match=advice):
+        compare(given, tmp_path / "study", Execution(device=changes.get("device", "cpu")))
+    assert not (tmp_path / "study").exists()
+
+
+def test_what_is_done_needs_neither_model_nor_data(other, evaluated, monkeypatch):
+    for name in ("locate", "open_task"):
+        monkeypatch.setattr(f"bayeslora.studies.runner.{name}", lambda *args: 1 / 0)
+    assert not compare(only_lora(other), evaluated).failures
+
+
+def test_tables_of_something_else_are_not_replaced(tmp_path):
+    for name, text in (("table.json", '{"ablation": "rank", "study": {"task": "urns"}}'), ("table.md", "| mine |")):
+        mine = tmp_path / name.replace(".", "-") / name
+        mine.parent.mkdir()
+        mine.write_text(text, encoding="utf-8")
+        with pytest.raises(InputError, match=rf"{name} is not that of a comparison; choose another directory"):
+            compare(study(), mine.parent)
+        assert [it.name for it in mine.parent.iterdir()] == [name] and mine.read_text(encoding="utf-8") == text
+
+
 def test_the_command_line_exits_with_1_if_runs_failed(tmp_path, monkeypatch, capsys):
     from bayeslora.studies import worker
 
@@ -517,7 +571,9 @@ def test_unknown_names_are_refused_before_anything_is_run(tmp_path):
 
 
 def test_a_directory_of_another_comparison_is_refused(done):
-    with pytest.raises(InputError, match=r"holds another run.*epochs is 1 there and 2 here"):
+    with pytest.raises(
+        InputError, match=r"holds another run.*epochs is 1 there and 2 here.*\); choose another directory$"
+    ):
         compare(study(training=TrainingConfig(epochs=2, batch_size=6)), done)
 
 

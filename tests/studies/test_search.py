@@ -12,10 +12,11 @@ from bayeslora.atomic_files import write_json
 from bayeslora.errors import InputError
 from bayeslora.progress import Silent
 from bayeslora.studies import worker
-from bayeslora.studies.compare import compare
+from bayeslora.studies.compare import _Comparison, compare
 from bayeslora.studies.comparison import Trial
 from bayeslora.studies.execution import Execution
 from bayeslora.studies.plan import path_below, run_path
+from bayeslora.studies.runner import Runner
 from bayeslora.studies.search import (
     _validation_nll,
     best_trial,
@@ -136,6 +137,14 @@ def test_the_mean_over_the_seeds_decides_and_the_chosen_epochs_are_used(tmp_path
     assert "(mean of 2 seeds) among factors of its learning rate: ×1, ×3 with 1, 2 epochs." in compared.text
 
 
+@pytest.mark.parametrize("methods", [("lora",), ("lora", "bbb")])
+def test_the_table_says_what_was_searched_before_and_what_was_searched_now(tmp_path, methods):
+    given = study(methods=methods, rate_factors=(1.0, 3.0), seeds=(0,), trials={"lora": "0.5:2"})
+    head = _Comparison(given, tmp_path, Runner(Execution()))._head([])
+    assert "Searched before: lora ×0.5, epochs 2." in head
+    assert ("Chosen for every task and other trained method" in head) == ("bbb" in methods)
+
+
 def test_the_factor_with_the_least_validation_nll_is_used(tmp_path):
     searching = study(methods=("lora", "temperature"), rate_factors=(1.0, 30.0), seeds=(0,), search_seeds=(0,))
     compare(searching, tmp_path / "study")
@@ -252,7 +261,12 @@ def test_without_workers_the_search_is_that_of_the_table(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "table", [None, "[]", '{"study": {"search_seeds": [1]}, "rate_search": {"task/lora": {"1": 0.5}}}']
+    "table",
+    [
+        None,
+        '{"study": {"methods": ["lora"]}}',
+        '{"study": {"methods": ["lora"], "search_seeds": [1]}, "rate_search": {"task/lora": {"1": 0.5}}}',
+    ],
 )
 def test_without_workers_nothing_is_shown_before_the_search_is_done(table, tmp_path):
     """Not even what a table says of other seeds."""

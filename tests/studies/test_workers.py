@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -81,6 +82,21 @@ def test_processes_go_when_the_study_is_killed(tmp_path):
         study.wait()
     assert len(started) >= 2
     wait_until(lambda: not any(is_there(pid) for pid in started), seconds=20)
+
+
+def test_an_interrupt_ends_the_processes_amid_their_runs(tmp_path):
+    work = [job(tmp_path / str(seed), seed, epochs=100_000) for seed in range(4)]
+
+    def interrupt() -> None:
+        wait_until(lambda: all(RunDirectory(tmp_path / seed).checkpoint.exists() for seed in "01"), seconds=120)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = children(os.getpid())
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt), Workers(Settings(device="cpu", checkpoint_seconds=0.0), 2) as workers:
+        workers.run(work, lambda it, failure: None)
+    wait_until(lambda: children(os.getpid()) <= before, seconds=20)
+    assert not (tmp_path / "2").exists()
 
 
 def test_a_script_without_a_guard_is_told_so(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("botorch")
 
 from bayeslora.tuning.log import Trial
-from bayeslora.tuning.outcome import Outcome, verdict
+from bayeslora.tuning.outcome import Outcome, metric_bounds, verdict
 from tuning.cases import tuning
 
 
@@ -40,6 +40,11 @@ def test_the_front_is_of_feasible_trials_and_nll_decides():
 def test_a_constraint_that_is_only_just_kept_is_kept():
     found = outcome((0.1, 1.0, 0.5), (0.1, 1.5, 0.8), (0.1, 1.0, 0.4), constraints=("acc>=0.5", "nll<=1.0"))
     assert found.feasible.tolist() == [True, False, False] and found.chosen == 0
+
+
+def test_all_bounds_of_an_outcome_are_drawn():
+    found = outcome((0.1, 1.0, 0.5), constraints=("acc>=0.4", "nll<=1.0", "acc<=0.9"))
+    assert metric_bounds(found) == {"acc": [0.4, 0.9], "nll": [1.0]}
 
 
 def test_of_equal_trials_the_earliest_is_chosen():

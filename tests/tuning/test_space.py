@@ -90,6 +90,7 @@ def test_whether_a_setting_is_whole_is_not_a_matter_of_its_present_value():
         ("rate_multipliers.flou=0:1", "rate_multipliers has 'flou'"),
         ("label_smoothing=0:1.5", "label_smoothing is 1.5; give a finite number of at least 0 and below 1"),
         ("rank=0:4", "rank is 0; give a whole number of at least 1"),
+        ("rank=1.4:4", "bounds 1.4:4 for rank, which is a whole number; give whole bounds"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(text, advice):
@@ -125,6 +126,8 @@ def test_a_constraint_is_kept_where_it_is_at_most_zero():
     assert at_least.violation({"acc": 0.7}, baseline) < 0 < at_least.violation({"acc": 0.5}, baseline)
     at_most = parse_constraint("nll<=1.2")
     assert at_most.violation({"nll": 1.5}, {}) == pytest.approx(0.3)
+    for right in range(2, 201):  # of 200 questions, one less than LoRA, which is just allowed
+        assert at_least.violation({"acc": (right - 1) / 200}, {"acc": right / 200}) <= 0
     assert at_most.violation({"nll": 1.0}, {}) == pytest.approx(-0.2)
 
 

@@ -112,7 +112,8 @@ def _check_nothing_else(
 ) -> None:
     """Refuse other trained weights, which would be lost; the frozen weights that PEFT saves with adapted heads are ignored."""
     factors = {f"base_model.model.{name}.lora_{factor}.weight" for name in layers for factor in "AB"}
-    frozen = dict(model.named_parameters(remove_duplicate=False))  # a tied head has two names
+    named = model.named_parameters(remove_duplicate=False)  # a tied head has two names
+    frozen = {name.removeprefix("base_model.model."): parameter for name, parameter in named}  # of a PeftModel, too
     for key in sorted(set(weights) - factors):
         own = frozen.get(key.removeprefix("base_model.model."))
         if own is None or not torch.equal(own.detach().to("cpu", weights[key].dtype), weights[key]):

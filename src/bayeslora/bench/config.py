@@ -60,6 +60,9 @@ class BenchConfig:
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
         check_count("warmup", self.warmup, least=0)
+        for name in ("batches", "methods", "targets", "draw_layers"):
+            if not getattr(self, name):
+                raise InputError(f"{name} is empty; give at least one, or leave it out for the default")
         if any(count < 1 for count in self.samples) or not self.samples:
             raise InputError(f"samples is {self.samples}; give numbers of at least 1")
         for layers in self.draw_layers:
@@ -72,5 +75,5 @@ def parse_batch(text: str) -> tuple[int, int]:
     """Parse rows and tokens, such as ``16x256``."""
     rows, _, tokens = text.partition("x")
     if not (rows.isdecimal() and tokens.isdecimal() and int(rows) > 0 and int(tokens) > 1):
-        raise InputError(f"batches has {text!r}; give rows times tokens, such as 16x256")
+        raise InputError(f"batches has {text!r}; give rows times tokens, of which there are at least 2, such as 16x256")
     return int(rows), int(tokens)

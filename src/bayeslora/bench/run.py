@@ -9,7 +9,7 @@ from typing import Any
 
 from bayeslora.atomic_files import write_json
 from bayeslora.bench.config import BenchConfig
-from bayeslora.bench.growth import draw_growth
+from bayeslora.bench.growth import GROWTH, draw_growth
 from bayeslora.bench.measures import MEASURES
 from bayeslora.bench.rows import Row
 from bayeslora.bench.subjects import Subjects
@@ -47,8 +47,7 @@ def bench(
             raise InputError(f"cannot measure {name!r}; choose among {', '.join(MEASURES)}")
     if figures is not None and "growth" not in what:
         raise InputError("figures are of growth, which is not measured; leave them out, or measure growth")
-    if out is not None and out.exists():
-        raise InputError(f"{out}: is there already; choose another file")
+    _require_places(out, figures)
     report = report or Silent()
     subjects = Subjects(config, device)
     record = {
@@ -69,3 +68,15 @@ def bench(
         draw_growth(rows, figures)
     text = line_by_line(rows) if len(what) == 1 else f"{line_by_line(rows)}\n\n{by_method(rows)}"
     return Benchmark(record, text)
+
+
+def _require_places(out: Path | None, figures: Path | None) -> None:
+    """Refuse places where results cannot be written, or would replace others."""
+    if out is not None and out.exists():
+        raise InputError(f"{out}: is there already; choose another file")
+    if figures is not None and (found := sorted(figures.glob(f"{GROWTH}-*.svg"))):
+        raise InputError(f"{figures}: holds figures already ({found[0].name}); choose another directory")
+    above = [*(out.parents if out else ()), *((figures, *figures.parents) if figures else ())]
+    for place in above:
+        if place.is_file():
+            raise InputError(f"{place}: is a file, and a directory is needed there; choose another place")

@@ -27,6 +27,8 @@ class Subjects:
 
     def __init__(self, config: BenchConfig, device: str) -> None:
         self.config = config
+        for name in config.methods:
+            self._posterior(name)  # refuses one that cannot be timed before anything is built
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(config.dtype, self.device)
         self._base = build_model(config.model, self.device, self.dtype, config.depth)

@@ -11,6 +11,7 @@ from typing import Annotated
 import tyro
 from tyro.conf import Positional
 
+from bayeslora.atomic_files import require_new
 from bayeslora.cli.common import OfDraws, OfRun, OutputOptions
 from bayeslora.progress import reporter
 from bayeslora.wording import counted
@@ -30,6 +31,7 @@ class Export(OfDraws):
     def run(self) -> None:
         """Export, with what to do next on stdout."""
         self.require_directory()
+        require_new(self.out.expanduser().absolute())  # before anything is loaded
         from bayeslora.export.adapters import export_run
         from bayeslora.export.manifest import read_manifest
 
@@ -61,6 +63,7 @@ class Merge(OfRun):
     def run(self) -> None:
         """Merge, with the path on stdout."""
         self.require_directory()
+        require_new(self.out.expanduser().absolute())  # before anything is loaded
         from bayeslora.export.adapters import merge_run
         from bayeslora.runs.load import load_run
 

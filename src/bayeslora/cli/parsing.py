@@ -23,7 +23,7 @@ _TYRO_WORDS = {
     r"Missing value for argument '(-\S+)'\. Expected 1 values\.": r"\1 needs a value",
     r"Missing from bayeslora( \w+)?: ": "missing: ",
     r" \(required\)": "",
-    r"Unrecognized or misplaced options: (-[\w-]+) \(applied to bayeslora (\w+)\).*; Perhaps you meant: \1 .*(?=; For full)": (
+    r"Unrecognized or misplaced options: (-[\w-]+) \(applied to bayeslora (\w+)\).*; Perhaps you meant: \1\b.*(?=; For full)": (
         r"\1 is no option of \2"
     ),
     r"Unrecognized (?:or misplaced )?options: ": "unknown: ",

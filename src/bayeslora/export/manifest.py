@@ -82,7 +82,7 @@ def read_manifest(path: str | Path) -> Manifest:
         return _parse(values)
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {error.strerror}; give a directory written by an export") from error
-    except (ValueError, RecursionError) as error:
+    except (ValueError, OverflowError, RecursionError) as error:
         raise InputError(f"{file}: not a manifest: {error}; export the run again") from error
 
 

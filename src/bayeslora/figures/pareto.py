@@ -60,14 +60,14 @@ def pareto_figure(
     path: str | os.PathLike[str],
     *,
     baseline: Mapping[str, float],
-    bounds: Mapping[str, float],
+    bounds: Mapping[str, Sequence[float]],
     title: str,
 ) -> Path:
     """Write the figure.
 
     Args:
         points: the trials that did not fail.
-        volumes: the hypervolume after each trial; may be empty.
+        volumes: the hypervolume after each trial; without any, there is no panel of them.
         path: file to write; its suffix sets the format.
         baseline: LoRA's metrics, if there are any.
         bounds: bounds of constraints on the metrics; other constraints are not drawn.
@@ -85,7 +85,7 @@ def draw_pareto(
     volumes: Sequence[float],
     *,
     baseline: Mapping[str, float],
-    bounds: Mapping[str, float],
+    bounds: Mapping[str, Sequence[float]],
     title: str = "",
 ) -> Figure:
     """The figure that :func:`pareto_figure` writes."""
@@ -111,19 +111,22 @@ def _draw_pair(
     second: str,
     points: Sequence[FrontPoint],
     baseline: Mapping[str, float],
-    bounds: Mapping[str, float],
+    bounds: Mapping[str, Sequence[float]],
 ) -> None:
     drawn = [(point.kind, point.metrics) for point in points] + ([("LoRA", baseline)] if baseline else [])
     for kind in _STYLES:
         x, y = ([_FACTORS[name] * it[name] for what, it in drawn if what == kind] for name in (first, second))
         ax.plot(x, y, linestyle="", label=kind, **_STYLES[kind])  # type: ignore[arg-type]
     for name, line in ((first, ax.axvline), (second, ax.axhline)):
-        if name in bounds:
-            line(_FACTORS[name] * bounds[name], color="#D55E00", linestyle="--", linewidth=1)
+        for bound in bounds.get(name, ()):
+            line(_FACTORS[name] * bound, color="#D55E00", linestyle="--", linewidth=1)
     _label(ax, _LABELS[first], _LABELS[second])
 
 
 def _draw_volumes(ax: Axes, volumes: Sequence[float]) -> None:
+    if not volumes:
+        ax.set_visible(False)
+        return
     shares = np.asarray(volumes) / max([*volumes, 1e-300])
     ax.step(np.arange(1, len(shares) + 1), 100 * shares, where="post", color="#0072B2")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))

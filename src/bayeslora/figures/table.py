@@ -67,8 +67,8 @@ class Cell:
 
     @property
     def mean(self) -> float:
-        """Mean over the seeds."""
-        return sum(self.values) / len(self.values)
+        """Mean over the seeds, without digits that depend on the order of adding them up."""
+        return round(sum(self.values) / len(self.values), 12)
 
     @property
     def sd(self) -> float:
@@ -107,9 +107,9 @@ def is_best(rows: Mapping[str, Row], column: Column, method: str) -> bool:
 
 
 def has_dagger(rows: Mapping[str, Row], column: Column, method: str) -> bool:
-    """Whether a method cannot be told from the best, and is another one."""
-    cell = rows[method].get(column.metric)
-    return cell is not None and cell.ties_best and best_of(rows, column) != method
+    """Whether a method cannot be told from the best, and has another mean."""
+    best, cell = best_of(rows, column), rows[method].get(column.metric)
+    return best is not None and cell is not None and cell.ties_best and cell.mean != rows[best][column.metric].mean
 
 
 def markdown(rows: Mapping[str, Row], columns: Sequence[Column] = COLUMNS, what: str = "method") -> str:

@@ -20,6 +20,10 @@ def main() -> None:
         raise
     except ConnectionError as error:  # of the library that loads the harness's data
         _exit(f"{first_line(error)}; check the network, or choose tasks whose data are in the local cache", 2)
+    except ValueError as error:
+        if not str(error).startswith("Tasks not found"):
+            raise
+        _exit(f"{first_line(error)}; python -m bayeslora.lm_eval ls tasks lists them", 2)
     except ArithmeticError as error:
         _exit(error, 1)
 

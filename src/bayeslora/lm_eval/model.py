@@ -18,20 +18,24 @@ import torch.nn.functional as F
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-from peft import PeftConfig, PeftModel
+from peft import PeftConfig
 from peft.utils import CONFIG_NAME
 from torch import Tensor
 from tqdm import tqdm
 
 from bayeslora.adapter import BayesLoraConfig, find_holder
+from bayeslora.adapter.loading import load_adapter
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.errors import InputError, first_line
+from bayeslora.hub_names import is_hub_id
 from bayeslora.models.failures import hub_failure
 from bayeslora.models.locate import locate
 from bayeslora.number_checks import check_seed
 from bayeslora.posterior import Posterior
 from bayeslora.predict.mc import average_draws, averaging
 from bayeslora.predict.questions.scorer import require_numbers
+from bayeslora.runs.config import check_samples
+from bayeslora.runs.location import fetch_adapter
 
 Request = tuple[tuple[str, str] | None, list[int], list[int]]
 """Cache key of the harness (``None`` for a part of a text), the context and its continuation."""
@@ -58,7 +62,7 @@ class BayesLoraLM(HFLM):
 
     def __init__(
         self,
-        pretrained: str,
+        pretrained: str | None = None,
         peft: str | None = None,
         samples: int = 4,
         seed: int = 0,
@@ -67,10 +71,19 @@ class BayesLoraLM(HFLM):
     ) -> None:
         if not isinstance(samples, int) or samples < 0:
             raise InputError(f"samples is {samples!r}; give 0 for the posterior mean, or more")
+        check_samples(samples)
         check_seed(seed)
         adapter = _require_adapter(peft, revision)
+        if not pretrained:
+            raise InputError("no base model was given; add pretrained=MODEL to --model_args")
         try:
             super().__init__(str(locate(pretrained, None) or pretrained), revision=revision, **options)
+        except TypeError as error:
+            if "unexpected keyword argument" not in str(error):
+                raise
+            raise InputError(
+                f"an option is not known ({first_line(error)}); check the names in --model_args"
+            ) from error
         except OSError as error:
             if (failure := hub_failure(pretrained, revision, error)) is None:
                 raise
@@ -78,8 +91,8 @@ class BayesLoraLM(HFLM):
         if self.backend != "causal":
             raise InputError(f"{pretrained}: is not a causal language model; choose one like LlamaForCausalLM")
         # The harness would resize the embeddings to the tokenizer's size, which breaks an adapted head.
-        self._model = PeftModel.from_pretrained(self._model, adapter, revision=revision).eval()
-        self.peft = adapter
+        self._model = load_adapter(self._model, adapter)
+        self.peft = peft
         self.softmax_dtype = self.softmax_dtype or torch.float32
         self.draws = self._draw(samples, seed)
         self.max_batch_size = max(1, self.max_batch_size // self.draws)
@@ -90,7 +103,7 @@ class BayesLoraLM(HFLM):
         self._model.base_model.posterior_scale = 1.0
         holder = find_holder(self._model)
         if samples > 0:
-            _require_draws(self.peft, holder.posterior(holder.active[0]))
+            _require_draws(str(self.peft), holder.posterior(holder.active[0]))
         return Sampling(samples, seed).put_into_use(holder, fan_out=True)
 
     @property
@@ -212,17 +225,18 @@ def _score_continuation(log_probabilities: Tensor, continuation: list[int]) -> t
     return totals.cpu(), bool((average_draws(own).argmax(-1) == tokens).all())
 
 
-def _require_adapter(path: str | None, revision: str) -> str:
-    """Refuse other adapters before the base model is loaded."""
+def _require_adapter(path: str | None, revision: str) -> Path:
+    """The directory of the adapter; others are refused before the base model is loaded."""
     if not path:
         raise InputError(
             "no adapter was given; add peft=DIRECTORY to --model_args, or use --model hf for a model without one"
         )
-    inside = Path(path) / "adapter"
+    place = fetch_adapter(path, revision).path if is_hub_id(path) else Path(path).expanduser()
+    inside = place / "adapter"
     if (inside / CONFIG_NAME).is_file():
         raise InputError(f"{path}: is a run; pass its adapter: peft={inside}")
     try:
-        config = PeftConfig.from_pretrained(path, revision=revision)
+        config = PeftConfig.from_pretrained(str(place))
     except (KeyError, OSError, TypeError, ValueError) as error:
         raise InputError(
             f"{path}: no adapter can be read from it ({first_line(error)}); pass a directory that save_pretrained wrote, "
@@ -231,7 +245,7 @@ def _require_adapter(path: str | None, revision: str) -> str:
     if not isinstance(config, BayesLoraConfig):
         kind = getattr(config.peft_type, "value", config.peft_type)
         raise InputError(f"{path}: holds an adapter of kind {kind}, not one of bayeslora; use --model hf for it")
-    return path
+    return place
 
 
 def _require_draws(path: str, posterior: Posterior) -> None:

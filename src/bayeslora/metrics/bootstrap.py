@@ -72,7 +72,7 @@ def bootstrap_interval_over_runs(
     Rows and runs are drawn with replacement, so the interval covers both questions and seeds. All runs use the
     same resample of the rows.
     """
-    if not runs:
+    if len(runs) == 0:
         raise ValueError("need at least one run, got none")
     checked = [check_classification(probs, labels) for probs in runs]
     level = check_open_share(level, "level")
@@ -117,7 +117,7 @@ def paired_bootstrap_over_runs(
 
     If both have equally many runs, these are assumed to share seeds in the same order, and the same seeds are drawn for both.
     """
-    if not runs_a or not runs_b:
+    if len(runs_a) == 0 or len(runs_b) == 0:
         raise ValueError(f"need at least one run of each, got {len(runs_a)} and {len(runs_b)}")
     checked = [check_classification(probs, labels, "probs_a") for probs in runs_a]
     a, y = [probs for probs, _ in checked], checked[0][1]

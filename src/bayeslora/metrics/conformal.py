@@ -23,6 +23,7 @@ from bayeslora.metrics.validation import (
     check_open_share,
     check_present,
     check_probabilities,
+    read_array,
 )
 
 
@@ -74,7 +75,7 @@ def _score(p: FloatArray) -> FloatArray:
 
 
 def _check_sets(sets: ArrayLike) -> BoolArray:
-    members = np.asarray(sets)
+    members = read_array(sets, "sets")
     if members.ndim != 2 or members.dtype.kind != "b" or members.size == 0:
         raise ValueError(
             f"sets must be booleans [N, C], not empty, got shape {members.shape} and dtype {members.dtype}"

@@ -24,6 +24,7 @@ from bayeslora.metrics.validation import (
     check_mask,
     check_rows,
     check_scores,
+    read_array,
     real_array,
     share_to_count,
 )
@@ -102,7 +103,7 @@ def token_scores(probs: ArrayLike, labels: ArrayLike, mask: ArrayLike | None = N
         mask: boolean ``[..., T]``, which positions count; all of them if not given. Other positions are
             ignored: labels there may be -100 and probabilities anything.
     """
-    p, y = real_array(probs, "probs"), np.asarray(labels)
+    p, y = real_array(probs, "probs"), read_array(labels, "labels")
     if p.ndim < 2:
         raise ValueError(f"probs must have shape [..., T, V], got shape {p.shape}")
     if y.shape != p.shape[:-1]:

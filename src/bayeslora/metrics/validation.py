@@ -61,7 +61,7 @@ def check_rows(p: FloatArray, name: str) -> None:
 
 def check_labels(labels: ArrayLike, probs: NDArray[Any]) -> IntArray:
     """One integer label per row of ``probs [N, C]``, which may be probabilities or prediction sets."""
-    y = np.asarray(labels)
+    y = read_array(labels, "labels")
     if y.shape != probs.shape[:1]:
         raise ValueError(f"labels must have shape {probs.shape[:1]}, one per row, got shape {y.shape}")
     return check_label_values(y, probs.shape[-1])
@@ -143,13 +143,18 @@ def ceil_product(share: float, n: int) -> int:
 
 def real_array(values: ArrayLike, name: str) -> FloatArray:
     """Floating values unchanged, integers (and types wider than float64) as float64."""
-    try:
-        a = np.asarray(values)
-    except (TypeError, RuntimeError) as error:  # of torch, for a tensor on a GPU, in bfloat16 or with a gradient
-        raise ValueError(f"{name} cannot be read as an array ({error})") from error
+    a = read_array(values, name)
     if a.dtype.kind not in "fiu":
         raise ValueError(f"{name} must be real numbers, got dtype {a.dtype}")
     return a if a.dtype in (np.float16, np.float32, np.float64) else a.astype(np.float64)
+
+
+def read_array(values: ArrayLike, name: str) -> NDArray[Any]:
+    """Values of any kind as an array."""
+    try:
+        return np.asarray(values)
+    except (TypeError, RuntimeError) as error:  # of torch, for a tensor on a GPU, in bfloat16 or with a gradient
+        raise ValueError(f"{name} cannot be read as an array ({error})") from error
 
 
 def refuse(bad: BoolArray, values: NDArray[Any], rule: str, what: str = "value") -> None:
@@ -162,7 +167,7 @@ def refuse(bad: BoolArray, values: NDArray[Any], rule: str, what: str = "value")
 
 
 def _boolean(values: ArrayLike, name: str, shape: Sequence[int]) -> BoolArray:
-    a = np.asarray(values)
+    a = read_array(values, name)
     if a.shape != tuple(shape):
         raise ValueError(f"{name} must have shape {tuple(shape)}, got shape {a.shape}")
     if a.dtype.kind == "b":

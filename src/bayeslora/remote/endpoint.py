@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import TIMEOUT_MAX
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -74,7 +75,7 @@ class Endpoint:
         _check_url(self.url)
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise InputError("the api_key has characters that no header can hold; give it as it was issued")
-        check_number("timeout", self.timeout, above=0)
+        check_number("timeout", self.timeout, above=0, most=TIMEOUT_MAX)
         check_count("retries", self.retries, least=0)
 
     @property

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from bayeslora.data_frames import Results
 from bayeslora.errors import InputError
 from bayeslora.export.manifest import read_manifest
+from bayeslora.number_checks import check_count
 from bayeslora.remote.endpoint import Endpoint, Refused
 from bayeslora.remote.requests import Found, Request, echo_requests, knows_next_tokens, next_token_requests
 from bayeslora.tasks import EncodedItem, Item, encode_items, make_item
@@ -47,8 +48,7 @@ class RemoteModel:
         retries: int = 3,
         workers: int = 8,
     ) -> None:
-        if workers < 1:
-            raise InputError(f"workers is {workers}; give 1 or more")
+        check_count("workers", workers)
         self.endpoint = Endpoint(url, api_key, timeout, retries)
         self.manifest = read_manifest(manifest)
         self.workers = workers

@@ -8,12 +8,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from bayeslora.number_checks import is_number
 from bayeslora.tasks import EncodedItem
 
 REQUEST_TOKENS = 8192
@@ -21,6 +21,9 @@ REQUEST_TOKENS = 8192
 
 TOKENS_ASKED = 128
 """Maximum different tokens that vLLM returns log-probabilities of per request."""
+
+ROUNDING = 1e-3
+"""How far rounding may lift a log-probability above 0; logits are not log-probabilities."""
 
 T = TypeVar("T")
 Choice = Mapping[str, Any]
@@ -158,6 +161,6 @@ def _echoed(line: _Line, choice: Choice) -> list[float]:
 
 
 def _number(value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise Nonsense(f"a log-probability is {value!r}, which is no finite number")
+    if not is_number(value) or value > ROUNDING:
+        raise Nonsense(f"a log-probability is {value!r}, which is no finite number of at most 0")
     return float(value)

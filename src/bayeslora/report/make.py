@@ -13,6 +13,9 @@ from bayeslora.report.run import is_run, run_report
 from bayeslora.report.search import search_report
 from bayeslora.report.write import require_replaceable, write_report
 
+_RUNS = ("runs/*/*/*/seed-*", "search/*/*/*/seed-*", "*/runs/*/seed-*", "runs/*/seed-*")
+"""Where comparisons and ablations keep their runs, and an ablation below the directory of its task."""
+
 
 def make_report(directory: Path, out: Path | None = None) -> Path:
     """Write the report of a run or a study, by default into its ``report/``; returns the path of the page.
@@ -38,7 +41,7 @@ def _report(directory: Path, out: Path) -> Report:
         return comparison_report(directory, out)
     if is_quickstart(directory):
         return quickstart_report(directory, out)
-    if any(directory.glob("runs/*/*/*/seed-*")) or any(directory.glob("*/runs/*/seed-*")):
+    if any(any(directory.glob(runs)) for runs in _RUNS):
         raise InputError(f"{directory}: the study is not done; give its command again to go on with it, then report")
     raise InputError(
         f"{directory}: holds nothing to report on; give a directory that bayeslora train, evaluate, compare, ablate, tune or "

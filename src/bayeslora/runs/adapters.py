@@ -40,7 +40,7 @@ def run_of_adapter(directory: RunDirectory, model: str | None = None) -> RunConf
 
     ``model`` is the base model, if the adapter does not name it or it lies elsewhere.
     """
-    values = _read(directory.adapter / CONFIG_NAME)
+    values = read_object(directory.adapter / CONFIG_NAME)
     base = model or builtin_of(directory) or values.get("base_model_name_or_path")
     if not base:
         raise InputError(f"{directory.path}: does not name its base model; give it with --model")
@@ -59,7 +59,7 @@ def run_of_adapter(directory: RunDirectory, model: str | None = None) -> RunConf
     )
     run = RunConfig(model=str(base), task="", method=method, adapter=adapter)
     settings = directory.path / SETTINGS
-    return _with_settings(run, _read(settings), settings) if settings.exists() else run
+    return _with_settings(run, read_object(settings), settings) if settings.exists() else run
 
 
 def builtin_of(directory: RunDirectory) -> str | None:
@@ -67,7 +67,7 @@ def builtin_of(directory: RunDirectory) -> str | None:
 
     An adapter records the name that its original has on the hub, where the weights are others: the fingerprint tells.
     """
-    values = _read(directory.adapter / CONFIG_NAME)
+    values = read_object(directory.adapter / CONFIG_NAME)
     name = values.get("base_model_name_or_path")
     for builtin, it in BUILTINS.items():
         if name is not None and it.hub_id == name and it.find() is not None:
@@ -132,7 +132,7 @@ def read_kind(directory: RunDirectory) -> RunResult | None:
     path = directory.path / SETTINGS
     if not path.exists():
         return None
-    values = _read(path)
+    values = read_object(path)
     labels = values.get("labels")
     if labels is not None and not (isinstance(labels, list) and all(isinstance(it, str) for it in labels)):
         raise InputError(f"{path}: labels is {labels!r}; give a list of texts, or null")
@@ -181,14 +181,15 @@ def require_method(model: PeftModel, config: RunConfig, directory: RunDirectory)
 
 def is_plain(directory: RunDirectory) -> bool:
     """Whether it is a plain LoRA that PEFT has saved, and no run's adapter."""
-    return directory.is_adapter and _is_plain(_read(directory.adapter / CONFIG_NAME))
+    return directory.is_adapter and _is_plain(read_object(directory.adapter / CONFIG_NAME))
 
 
 def _is_plain(values: Mapping[str, Any]) -> bool:
     return values.get("peft_type") == PLAIN and not values.get("monteclora_config")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

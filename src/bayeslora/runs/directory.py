@@ -118,14 +118,19 @@ class RunDirectory:
         if not self.config.exists():
             write_json(self.config, config)
 
-    def require_free_or_same(self, config: Mapping[str, Any]) -> None:
-        """Refuse a directory with another run or with other files; nothing is written."""
+    def require_free_or_same(self, config: Mapping[str, Any], *, replaceable: bool = True) -> None:
+        """Refuse a directory with another run or with other files; nothing is written.
+
+        Args:
+            config: the resolved run.
+            replaceable: whether the command has ``--force``, for the message.
+        """
         if self.config.exists():
-            self._require_same(config)
+            self._require_same(config, replaceable=replaceable)
         elif strangers := self._strangers():
+            forced = ", or use --force to write into it" if replaceable else ""
             raise InputError(
-                f"{self.path}: is not empty ({strangers[0]}, ...) and holds no run; choose another directory, or use "
-                "--force to write into it"
+                f"{self.path}: is not empty ({strangers[0]}, ...) and holds no run; choose another directory{forced}"
             )
 
     @contextmanager
@@ -177,12 +182,12 @@ class RunDirectory:
             digest.update(self.familiarity.read_bytes())
         return digest.hexdigest()
 
-    def _require_same(self, config: Mapping[str, Any]) -> None:
+    def _require_same(self, config: Mapping[str, Any], *, replaceable: bool) -> None:
         lines = differences(config, self.read_config())
         if lines:
+            forced = ", or use --force to replace it" if replaceable else ""
             raise InputError(
-                f"{self.path}: holds another run ({'; '.join(lines[:3])}); choose another directory, or use --force to "
-                "replace it"
+                f"{self.path}: holds another run ({'; '.join(lines[:3])}); choose another directory{forced}"
             )
 
     def clear_evaluation(self) -> None:

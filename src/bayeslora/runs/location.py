@@ -42,15 +42,16 @@ def find_directory(path: str | Path) -> RunDirectory:
         run = RunDirectory(directory.path.resolve().parent)
         if run.config.exists() and run.result.exists():
             return run  # its own adapter was meant
-    return _fetch(str(path)) if is_hub_id(str(path)) else directory
+    return fetch_adapter(str(path)) if is_hub_id(str(path)) else directory
 
 
-def _fetch(name: str) -> RunDirectory:
+def fetch_adapter(name: str, revision: str | None = None) -> RunDirectory:
+    """The directory of an adapter of the hub, which is fetched if it is not in the local cache."""
     from huggingface_hub import snapshot_download
 
     try:
         with hub_or_cache():
-            return RunDirectory(Path(snapshot_download(name, allow_patterns=list(FILES))))
+            return RunDirectory(Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES))))
     except Exception as error:  # the library raises many types; all of them mean that there is none
         parent = Path(name).parent
         near = did_you_mean(name, map(str, parent.iterdir())) if parent.is_dir() else ""

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,14 +25,14 @@ from bayeslora.figures.table import Column
 from bayeslora.methods import find_method
 from bayeslora.predict.tokens.predictor import UNCERTAIN
 from bayeslora.runs.directory import RunDirectory
-from bayeslora.studies.comparison import Comparison
+from bayeslora.studies.comparison import Comparison, read_trial
 from bayeslora.studies.evaluated import Places, pooled
 from bayeslora.studies.execution import Execution
 from bayeslora.studies.layout import finished, make_record, write_study
 from bayeslora.studies.plan import Evaluation, plan
 from bayeslora.studies.question_sections import QuestionSection, is_shift, question_section, shift_section
 from bayeslora.studies.runner import Runner, require_readable
-from bayeslora.studies.search import Search, trials_of
+from bayeslora.studies.search import Search, searched_pairs, trials_of
 from bayeslora.studies.study import task_name
 from bayeslora.studies.tables import ABOUT_SHIFT, ABOUT_TIES, HOW_TO_READ, StudyOutcome, Tables
 from bayeslora.studies.token_sections import ANSWER_COLUMNS, PROBLEM_COLUMNS, TEXT_COLUMNS, TokenSection, token_sections
@@ -149,8 +150,11 @@ class _Comparison:
             f"{self.study.model}, {counted(seeds, 'seed')}, {counted(samples, 'weight draw')} where a method draws "
             f"(ensembles: every member once). {HOW_TO_READ}"
         )
-        if len(trials_of(self.study)) > 1:
-            head += f" {self._searched()}"
+        known = {name: read_trial(str(it)) for name, it in self.study.trials.items()}
+        if known:
+            head += f" Searched before: {', '.join(f'{name} {trial}' for name, trial in known.items())}."
+        if len(trials_of(self.study)) > 1 and any(method not in known for _, method in searched_pairs(self.study)):
+            head += f" {self._searched('other ' if known else '')}"
         if any(it not in (TEXT_COLUMNS, PROBLEM_COLUMNS, ANSWER_COLUMNS) for it in columns):
             head += f" {ABOUT_TIES}"
         if any(map(is_shift, columns)):
@@ -162,14 +166,14 @@ class _Comparison:
             )
         return head
 
-    def _searched(self) -> str:
-        """Description of the trials of every method."""
+    def _searched(self, which: str) -> str:
+        """Description of the trials of every method, or of every ``other`` one."""
         factors = ", ".join(f"×{factor:g}" for factor in self.study.rate_factors)
         epochs = ", ".join(map(str, self.study.search_epochs))
         what = f"{factors} with {epochs} epochs" if epochs else factors
         seeds = len(self.study.search_seeds)
         return (
-            f"Chosen for every task and trained method by validation NLL (mean of {counted(seeds, 'seed')}) among "
+            f"Chosen for every task and {which}trained method by validation NLL (mean of {counted(seeds, 'seed')}) among "
             f"factors of its learning rate: {what}."
         )
 
@@ -195,8 +199,29 @@ def compare(
         if not isinstance(tasks[name], Task):
             _require_learnable(study.method_names, name)
     require_readable(study.shift, runner.execution.data_dir, how)
+    _require_own(out)
     with RunDirectory(out).locked():
         return _Comparison(study, out, runner).run()
+
+
+def _require_own(out: Path) -> None:
+    """Refuse a directory with a table of something else, which would be replaced."""
+    record, table = out / "table.json", out / "table.md"
+    begun = record.exists() or (out / "runs").exists() or (out / "search").exists()
+    if record.exists() and not _is_comparison(record):
+        stranger = record
+    elif table.exists() and not begun:
+        stranger = table
+    else:
+        return
+    raise InputError(f"{out}: its {stranger.name} is not that of a comparison; choose another directory")
+
+
+def _is_comparison(record: Path) -> bool:
+    try:
+        return "methods" in json.loads(record.read_text(encoding="utf-8"))["study"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _require_learnable(methods: Sequence[str], task: str) -> None:

@@ -14,6 +14,7 @@ from bayeslora import metrics
 from bayeslora.errors import InputError
 from bayeslora.figures.table import CALIBRATED, CALIBRATED_COLUMNS, COLUMNS, Cell, Column, Row, best_of
 from bayeslora.predict.questions.predictions import (
+    read_choices,
     read_distances,
     read_epistemic,
     read_option_counts,
@@ -75,14 +76,24 @@ def load_evaluated(path: Path, seed: int) -> Evaluated | None:
     directory = RunDirectory(path)
     if not directory.result.exists():
         return None
-    ids, probabilities, gold = read_predictions(directory.predictions)
+    ids, probabilities, gold = _read_decided(directory.predictions)
     epistemic = read_epistemic(directory.predictions)
     result, calibrated = with_calibrated(directory.read_result()), None
     if result.calibrated is not None:
-        _, calibrated, _ = read_predictions(directory.calibrated)
+        _, calibrated, _ = _read_decided(directory.calibrated)
     options = read_option_counts(directory.predictions)
     distances = read_distances(directory.predictions)
     return Evaluated(seed, result, tuple(ids), probabilities, gold, epistemic, options, calibrated, distances)
+
+
+def _read_decided(path: Path) -> tuple[list[str], NDArray[np.float64], NDArray[np.int64]]:
+    """Ids, probabilities and gold of saved predictions. Of options that are equal within round-off, the chosen one gets the
+    largest probability, so that accuracies are those of the choices."""
+    ids, probabilities, gold = read_predictions(path)
+    choices = read_choices(path)
+    tied = np.flatnonzero(probabilities.argmax(axis=1) != choices)
+    probabilities[tied, choices[tied]] = np.nextafter(probabilities[tied].max(axis=1), 2.0)
+    return ids, probabilities, gold
 
 
 def with_calibrated(result: RunResult) -> RunResult:

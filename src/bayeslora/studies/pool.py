@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -51,6 +52,8 @@ class Workers:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if isinstance(error[1], KeyboardInterrupt):
+            self._processes.stop()
         self._processes.close()
 
     def run(self, work: Sequence[StudyJob], ended: Ended) -> None:
@@ -98,6 +101,11 @@ class _Processes:
         """Whether any process has begun. It is no event, because a process may die with the lock of an event."""
         return self._context.RawValue(c_bool, False)
 
+    @cached_property
+    def _stopped(self) -> c_bool:
+        """Whether the processes are to exit, whatever they do."""
+        return self._context.RawValue(c_bool, False)
+
     def __call__(self, work: Sequence[StudyJob]) -> Iterator[tuple[StudyJob, str | None]]:
         """Yield units of work as they end."""
         waiting = list(work)
@@ -112,12 +120,14 @@ class _Processes:
             self._require_begun()
             suspects, waiting = waiting[: self._count], waiting[self._count :]
             for it in suspects:  # one of the running units is at fault; run each alone to find it
-                with self._started(1) as pool:
-                    alone = list(_until_broken(pool, [it]))
+                self._pool = self._started(1)
+                alone = list(_until_broken(self._pool, [it]))
+                self.close()
                 yield alone[0] if alone else (it, "its process died; give it more memory, or use fewer workers")
 
     def _started(self, count: int) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(count, self._context, _start_worker, (self._settings, os.getpid(), self._begun))
+        given = (self._settings, os.getpid(), self._begun, self._stopped)
+        return ProcessPoolExecutor(count, self._context, _start_worker, given)
 
     def _require_begun(self) -> None:
         """Refuse to go on if no process could begin: each runs the script again up to its ``__main__`` guard."""
@@ -127,8 +137,12 @@ class _Processes:
                 "1 worker"
             )
 
+    def stop(self) -> None:
+        """Let the processes exit at once. Their runs resume from their checkpoints."""
+        self._stopped.value = True
+
     def close(self) -> None:
-        """Stop the processes; pending work is cancelled."""
+        """End the processes after their present work; pending work is cancelled."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
         self._pool = None
@@ -147,16 +161,18 @@ def _until_broken(pool: ProcessPoolExecutor, work: Sequence[StudyJob]) -> Iterat
 _worker: RunWorker | None = None
 
 
-def _start_worker(settings: Settings, parent: int, begun: c_bool) -> None:
+def _start_worker(settings: Settings, parent: int, begun: c_bool, stopped: c_bool) -> None:
     global _worker
     begun.value = True
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal interrupts all processes; the study ends its own
+    threading.Thread(target=_end_with, args=(parent, stopped), daemon=True).start()
     _worker = RunWorker(settings)
 
 
-def _end_with(parent: int) -> None:
-    """Exit when the study's process is gone, even if killed: otherwise the run stays locked and its memory allocated."""
-    while os.getppid() == parent:
+def _end_with(parent: int, stopped: c_bool) -> None:
+    """Exit when the study is interrupted, or its process is gone, even if killed: otherwise the run stays locked and its memory
+    allocated."""
+    while os.getppid() == parent and not stopped.value:
         time.sleep(0.5)
     os._exit(1)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bayeslora.errors import InputError
+from bayeslora.models.device import resolve_device
+from bayeslora.models.locate import locate
 from bayeslora.number_checks import check_count
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.saved_config import saved_run, to_dict
@@ -14,8 +16,9 @@ from bayeslora.studies.evaluated import METRICS
 from bayeslora.studies.execution import Execution
 from bayeslora.studies.plan import Job, StudyJob
 from bayeslora.studies.pool import Workers
-from bayeslora.studies.worker import RunWorker
+from bayeslora.studies.worker import RunWorker, config_of
 from bayeslora.tasks import OwnFormat, Task, find_task, require_gold
+from bayeslora.train.run import open_task
 
 TOLD = (*METRICS, "cot_nll", "cot_ece")
 """Metrics reported for a finished run, if it has them."""
@@ -55,6 +58,7 @@ class Runner:
         if self.execution.workers == 0:
             _require_none(old)
             return
+        self._require_possible(missing)
         for it in old:  # if it fails now, the table has a gap
             RunDirectory(it.path).result.unlink()
         ended = 0
@@ -71,6 +75,17 @@ class Runner:
             self.report.say(f"[{ended}/{len(missing)}] {it.label}: {outcome}")
 
         self._workers.run(missing, tell)
+
+    def _require_possible(self, missing: Sequence[StudyJob]) -> None:
+        """Refuse a device, a base model or data with which no run can succeed. Nodes of a cluster have their own devices and
+        models."""
+        if missing and self.execution.executor == "local":
+            shared = config_of(missing[0])
+            resolve_device(self.execution.device)
+            locate(shared.model, shared.loading.revision)
+        jobs = [it.config for it in missing if isinstance(it, Job)]
+        for config in {it.task: replace(it, report_split="test") for it in jobs}.values():
+            open_task(config, self.execution.data_dir)
 
 
 def require_readable(tasks: Sequence[str], data_dir: Path | None, how: OwnFormat) -> None:
@@ -94,7 +109,7 @@ def _is_done(work: StudyJob) -> bool:
     place = RunDirectory(work.path)
     if isinstance(work, Job):
         if work.path.exists():
-            place.require_free_or_same(to_dict(work.config))
+            place.require_free_or_same(to_dict(work.config), replaceable=False)
         return place.result.exists()
     if not place.result.exists():
         return False

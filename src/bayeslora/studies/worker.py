@@ -56,7 +56,7 @@ class RunWorker:
     def __call__(self, work: StudyJob) -> str | None:
         """Execute the work; returns the reason if it failed."""
         try:
-            place = self.prepared(_config_of(work))
+            place = self.prepared(config_of(work))
         except Exception as error:  # without the base model no run can succeed
             return Outage(_told(error))
         try:
@@ -81,7 +81,7 @@ class RunWorker:
         return replace(self.place, loaded=self._loaded[1], trunk=self._trunk[1])
 
 
-def _config_of(work: StudyJob) -> RunConfig:
+def config_of(work: StudyJob) -> RunConfig:
     """Settings of the run that is trained or evaluated."""
     return work.config if isinstance(work, Job) else from_dict(RunDirectory(work.run).read_config())
 

@@ -14,6 +14,9 @@ METRICS = ("acc", "nll", "ece", "brier", "adaptive_ece", "classwise_ece", "mce",
 COSTS = ("train_seconds", "seconds_per_step", "predict_seconds", "trainable_parameters")
 BASELINE = "lora"
 
+ROUNDING = 1e-12
+"""An outcome that differs from its bound by no more than this share of it is equal to it."""
+
 _CONSTRAINT = re.compile(r"\s*(\w+)\s*(<=|>=)\s*(?:(lora)\s*(?:([-+*])\s*(.+?))?|(.+?))\s*")
 
 
@@ -41,8 +44,11 @@ class Constraint:
         return reference + self.number if self.relation == "+" else reference * self.number
 
     def violation(self, outcomes: Mapping[str, float], baseline: Mapping[str, float]) -> float:
-        """``c``, at most zero if the constraint is satisfied."""
-        excess = outcomes[self.outcome] - self.bound(baseline)
+        """``c``, at most zero if the constraint is satisfied; zero within the rounding of a bound relative to LoRA."""
+        bound = self.bound(baseline)
+        excess = outcomes[self.outcome] - bound
+        if abs(excess) <= ROUNDING * abs(bound):
+            return 0.0
         return excess if self.at_most else -excess
 
 

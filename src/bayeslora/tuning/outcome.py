@@ -194,9 +194,12 @@ def front_points(outcome: Outcome) -> list[FrontPoint]:
     ]
 
 
-def metric_bounds(outcome: Outcome) -> dict[str, float]:
-    """The bounds by outcome."""
-    return {limit.outcome: limit.bound(outcome.baseline) for limit in outcome.tuning.limits}
+def metric_bounds(outcome: Outcome) -> dict[str, list[float]]:
+    """The bounds by outcome, which may have several."""
+    found: dict[str, list[float]] = {}
+    for limit in outcome.tuning.limits:
+        found.setdefault(limit.outcome, []).append(limit.bound(outcome.baseline))
+    return found
 
 
 def _draw(outcome: Outcome, path: Path) -> None:

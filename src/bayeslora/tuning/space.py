@@ -66,6 +66,12 @@ class Space:
     def __init__(self, axes: Sequence[Axis], run: RunConfig) -> None:
         self.axes, self.run = axes, run
         self._whole = {axis.name: _is_whole(axis.name, run) for axis in axes}
+        for axis in axes:
+            if self._whole[axis.name] and not (axis.low.is_integer() and axis.high.is_integer()):
+                bounds = f"{axis.low:g}:{axis.high:g}"
+                raise InputError(
+                    f"search has bounds {bounds} for {axis.name}, which is a whole number; give whole bounds"
+                )
         for end in (0.0, 1.0):
             self.config(self.values([end] * len(axes)))  # refuse invalid bounds early
 
