@@ -140,8 +140,7 @@ def test_gradients_of_n_draws_are_the_mean_over_the_blocks():
     model.zero_grad()
     losses = []
     for k in range(3):
-        holder.draw(1)
-        holder._mode.held["default"] = holder._wrap("default", factors.pick(k))
+        holder.use({"default": factors.pick(k)})
         losses.append(model(input_ids=ids, labels=ids).loss)
     torch.stack(losses).mean().backward()
     for name, parameter in holder.named_parameters():

@@ -111,7 +111,7 @@ def test_draws_folded_into_the_batch_equal_draws_one_by_one():
     factors = holder.posterior("default").draw(3, generator())
     for k in range(3):
         with torch.no_grad(), model.draws(1):
-            holder._mode.held["default"] = holder._wrap("default", factors.pick(k))
+            holder.use({"default": factors.pick(k)})
             single = score_options(model, batch).log_probabilities
         torch.testing.assert_close(folded[k].exp(), single.exp(), atol=1e-5, rtol=0)
 

@@ -30,9 +30,7 @@ def assert_same(got, want, tolerance=1e-5):
 
 def use_draw(model, draw):
     """Let the model use one set of factors."""
-    holder = find_holder(model)
-    model.draw(1)
-    holder._mode.held["default"] = holder._wrap("default", draw)
+    find_holder(model).use({"default": draw})
 
 
 def reference(model, items):

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from safetensors import safe_open
 
-from adapter.cases import adapted, generator, tokens
+from adapter.cases import adapted, tokens
 from bayeslora import find_holder
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.predict.questions.scorer import Scorer
@@ -149,9 +149,7 @@ class Figures:
 
 
 def use(model, draw):
-    holder = find_holder(model)
-    holder.draw(1, generator())
-    holder._mode.held["default"] = holder._wrap("default", draw)
+    find_holder(model).use({"default": draw})
 
 
 def option_means(model, item):

@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from bayeslora.posterior import KL
 from bayeslora.posterior.noise import Variates
 
+AddUp = Callable[[Sequence[Tensor]], None]
+"""Replaces tensors by their sums over all processes."""
+
 ATTRIBUTE = "weight_posterior"
 """Attribute of a model that refers to its holder. It must not contain PEFT's prefix of our method."""
 
@@ -100,9 +103,7 @@ class Holder(nn.Module, ABC):
         """Term that training adds to the loss besides the KL, weight included."""
         return None
 
-    def aim(
-        self, losses: Iterable[Callable[[], Tensor]], add_up: Callable[[Sequence[Tensor]], None] | None = None
-    ) -> None:
+    def aim(self, losses: Iterable[Callable[[], Tensor]], add_up: AddUp | None = None) -> None:
         """Choose, before training, the directions in which a loss falls fastest; no effect for most posteriors.
 
         Args:

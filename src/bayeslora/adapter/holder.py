@@ -12,7 +12,7 @@ evaluation       the posterior mean, computed once and cached
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial, reduce
@@ -21,17 +21,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bayeslora.adapter.base import ATTRIBUTE, Holder, find_any_holder
+from bayeslora.adapter.aiming import aim
+from bayeslora.adapter.base import AddUp, Holder, find_any_holder
 from bayeslora.adapter.checkpoint_bridge import Bridge, uses_reentrant_checkpointing
 from bayeslora.adapter.draw_expansion import DrawExpansion, Stack, batch_rows
-from bayeslora.adapter.draws import Draws, Mode, fingerprint
+from bayeslora.adapter.draws import Draws, Mode
 from bayeslora.adapter.expansion_trial import may_begin
+from bayeslora.adapter.factor_source import FactorSource
 from bayeslora.adapter.sound import require_floats
 from bayeslora.adapter.tuner_module import TunerModule
 from bayeslora.adapter.version_counters import watch
 from bayeslora.errors import InputError
 from bayeslora.posterior import KL, Factors, LayerFactors, Posterior
-from bayeslora.posterior.capture import Capture
 from bayeslora.posterior.inner import Inner
 from bayeslora.posterior.noise import Variates
 
@@ -58,8 +59,7 @@ class PosteriorHolder(TunerModule, Holder):
         self.base_fingerprint = base_fingerprint
         self.bayeslora_posterior = nn.ModuleDict()
         self.fixed: set[str] = set()
-        self._seed: int | None = None
-        self._precision: torch.dtype | None = None  # of the activations, once they are known
+        self._source = FactorSource(self.bayeslora_posterior)
         self._forget()
         watch(self)  # or cached draws would outlive an optimiser step
 
@@ -68,11 +68,8 @@ class PosteriorHolder(TunerModule, Holder):
         self._mode = Mode()
         self._kept: dict[tuple[Any, ...], Mode] = {}  # draws from seeds, by their settings
         self._drawn: dict[str, Draws] = {}
-        self._means: dict[str, Draws] = {}
         self._mixed: list[str] | None = None
         self._bridge: Bridge | None = None
-        self._generator: torch.Generator | None = None
-        self._captures: dict[str, Capture] = {}
         self._rows = 1  # of the batch
 
     def __getstate__(self) -> dict[str, Any]:
@@ -112,9 +109,7 @@ class PosteriorHolder(TunerModule, Holder):
 
     def posterior(self, adapter: str) -> Posterior:
         """The posterior of one adapter."""
-        posterior = self.bayeslora_posterior[adapter]
-        assert isinstance(posterior, Posterior)
-        return posterior
+        return self._source.posterior(adapter)
 
     def add(self, adapter: str, posterior: Posterior, active_adapters: list[str]) -> None:
         """Add the posterior of a new adapter; the caller decides which parameters are trainable."""
@@ -165,38 +160,14 @@ class PosteriorHolder(TunerModule, Holder):
         for name in self.active:
             self.posterior(name).after_step(step, steps)
 
-    def aim(
-        self, losses: Iterable[Callable[[], Tensor]], add_up: Callable[[Sequence[Tensor]], None] | None = None
-    ) -> None:
+    def aim(self, losses: Iterable[Callable[[], Tensor]], add_up: AddUp | None = None) -> None:
         """Aim the active posteriors by the gradient of the losses at the mean; see :meth:`Holder.aim`."""
-        aiming = [name for name in self.active if self.posterior(name).aims]
-        if not aiming:
-            return
-        means = {name: self.posterior(name).mean().detach() for name in self.bayeslora_posterior}  # losses may switch
-        leaves = {name: [B.requires_grad_() for B in means[name].B] for name in aiming}
-        flat = [B for name in aiming for B in leaves[name]]
-        slopes = [torch.zeros_like(B) for B in flat]
-        with self.restoring(), torch.enable_grad():
-            self.use(means)
-            for loss in losses:
-                for slope, part in zip(slopes, torch.autograd.grad(loss(), flat, materialize_grads=True), strict=True):
-                    slope += part
-        if add_up is not None:
-            add_up(slopes)
-        if not all(bool(torch.isfinite(slope).all()) for slope in slopes):
-            raise InputError(
-                "the gradient is NaN or infinite before training has begun: the base model fails on these examples; check its "
-                "weights, and use float32 or bfloat16 if it is in float16"
-            )
-        rest = iter(slopes)
-        for name in aiming:
-            B = tuple(next(rest) for _ in leaves[name])
-            self.posterior(name).aim(replace(means[name], A=tuple(map(torch.zeros_like, means[name].A)), B=B))
+        aim(self, losses, add_up)
 
     def _last_draw(self, name: str) -> Factors | None:
         """The draws of the last pass, unless it used the mean or the posterior has changed since."""
         drawn = self._drawn.get(name)
-        if drawn is None or drawn.factors.latents is None or not self._is_current(name, drawn):
+        if drawn is None or drawn.factors.latents is None or not self._source.is_current(name, drawn):
             return None
         return drawn.factors
 
@@ -216,7 +187,7 @@ class PosteriorHolder(TunerModule, Holder):
             raise ValueError("the adapter is merged into the base weights; call unmerge_adapter() before drawing")
         if torch.is_grad_enabled():
             self._kept = {}
-        drawn = {name: self._draw(name, n, generator or self.generator, variates) for name in self.active}
+        drawn = {name: self._source.draw(name, n, generator or self.generator, variates) for name in self.active}
         self.use(drawn, layers=layers, fan_out=fan_out)
 
     def draw_from_seed(
@@ -228,7 +199,7 @@ class PosteriorHolder(TunerModule, Holder):
             super().draw_from_seed(n, seed, variates=variates, layers=layers, fan_out=fan_out)
             return
         told = (n, seed, variates, layers, fan_out)
-        key = (*told, tuple(self.active), self._precision, self.training, torch.is_inference_mode_enabled())
+        key = (*told, tuple(self.active), self._source.precision, self.training, torch.is_inference_mode_enabled())
         kept = self._kept.pop(key, None)
         if kept is not None and not self.merged and self._all_current(kept):
             self._mode = kept
@@ -237,7 +208,7 @@ class PosteriorHolder(TunerModule, Holder):
         self._kept = dict([*self._kept.items(), (key, self._mode)][-KEPT:])
 
     def _all_current(self, mode: Mode) -> bool:
-        return all(self._is_current(name, drawn) for name, drawn in mode.held.items())
+        return all(self._source.is_current(name, drawn) for name, drawn in mode.held.items())
 
     def use(self, factors: Mapping[str, Factors], *, layers: str = "all", fan_out: bool = False) -> None:
         """Use these factors of the active adapters, by name, until another call changes that; see :meth:`draw` for the rest.
@@ -246,7 +217,7 @@ class PosteriorHolder(TunerModule, Holder):
         """
         if self.merged:
             raise ValueError("the adapter is merged into the base weights; call unmerge_adapter() before using others")
-        held = {name: self._wrap(name, given) for name, given in factors.items()}
+        held = {name: self._source.wrap(name, given) for name, given in factors.items()}
         self._mode = Mode("draws", held, layers, fan_out)
 
     @property
@@ -280,7 +251,7 @@ class PosteriorHolder(TunerModule, Holder):
 
     def seed(self, seed: int) -> None:
         """Draw from a separate generator with this seed from now on, instead of the global one."""
-        self._seed, self._generator = seed, None
+        self._source.seed(seed)
 
     def factors(self, adapter: str, layer: str) -> LayerFactors:
         """Factors of one layer for the current forward pass."""
@@ -306,7 +277,7 @@ class PosteriorHolder(TunerModule, Holder):
     def mean_update(self, adapter: str, layer: str) -> Tensor:
         """Mean of ``B A`` of one layer, ``[o, i]``, without the scaling."""
         with torch.no_grad():
-            mean = self._mean(adapter).factors
+            mean = self._source.mean(adapter).factors
         if mean.inners:
             raise ValueError(f"the update of adapter {adapter!r} depends on the input: there is no mean to merge")
         return mean.product(layer)[0]
@@ -335,7 +306,7 @@ class PosteriorHolder(TunerModule, Holder):
     def before_forward(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Prepare the factors of all active adapters."""
         self._bridge = None
-        self._precision = getattr(root, "dtype", None)
+        self._source.precision = getattr(root, "dtype", None)
         if self.disable_adapters and self.merged:
             self.unmerge()  # as the layers do
         if self.merged:
@@ -394,7 +365,7 @@ class PosteriorHolder(TunerModule, Holder):
             )
         below = stack.below(layers, drawn.layers)
         with torch.no_grad():
-            mean = self._mean(name)
+            mean = self._source.mean(name)
         if mean.inners:
             raise InputError(
                 f"the update of adapter {name!r} depends on the input, so its draws cannot begin at {layers}"
@@ -437,13 +408,13 @@ class PosteriorHolder(TunerModule, Holder):
 
     def _factors_for(self, name: str) -> Draws:
         if self._mixed is not None:
-            return self._mean(name)
+            return self._source.mean(name)
         if self._mode.kind == "draws":
             return self._held(name)
         if self._mode.kind == "automatic" and self.training and name not in self.fixed:
             self._kept = {}
-            return self._wrap(name, self._draw(name, self._draws_of(name), self.generator, "independent"))
-        return self._mean(name)
+            return self._source.wrap(name, self._source.draw(name, self._draws_of(name), self.generator, "independent"))
+        return self._source.mean(name)
 
     def _draws_of(self, name: str) -> int:
         """Number of draws of a training pass: at most what the posterior recommends, and a divisor of the batch's rows."""
@@ -452,53 +423,16 @@ class PosteriorHolder(TunerModule, Holder):
 
     def _held(self, name: str) -> Draws:
         held = self._mode.held.get(name)
-        if held is None or not self._is_current(name, held):
+        if held is None or not self._source.is_current(name, held):
             raise RuntimeError(
                 f"the draws of adapter {name!r} are stale: it was loaded, moved, trained or activated since; call draw() again"
             )
         return held
 
-    def _mean(self, name: str) -> Draws:
-        """The mean, cached while the posterior does not change; with gradients it is recomputed."""
-        posterior = self._in_memory(name)
-        if torch.is_grad_enabled() and any(p.requires_grad for p in posterior.parameters()):
-            return self._wrap(name, posterior.mean())
-        kept = self._means.get(name)
-        if kept is None or not self._is_current(name, kept):
-            with torch.inference_mode(False), torch.no_grad():  # the cache may also be used with gradients
-                kept = self._means[name] = self._wrap(name, posterior.mean())
-        return kept
-
-    def _draw(self, name: str, n: int, generator: torch.Generator | None, variates: Variates) -> Factors:
-        posterior = self._in_memory(name)
-        if name not in self._captures or self._captures[name].posterior is not posterior:
-            self._captures[name] = Capture(posterior)
-        return self._captures[name].draw(n, generator, variates)
-
-    def _in_memory(self, name: str) -> Posterior:
-        """The posterior of one adapter, unless its values are elsewhere: accelerate brings them for no call of ours."""
-        posterior = self.posterior(name)
-        if next(posterior.parameters()).is_meta:
-            raise RuntimeError(
-                f"the values of adapter {name!r} are not in memory: if a device_map has offloaded them, give one that has "
-                f"'base_model.model.{ATTRIBUTE}' on a device"
-            )
-        return posterior
-
-    def _wrap(self, name: str, factors: Factors) -> Draws:
-        layers = factors.by_layer(self._precision)
-        inners = factors.inner_by_layer(self._precision)
-        return Draws(factors, fingerprint(self.posterior(name)), layers, inners)
-
-    def _is_current(self, name: str, drawn: Draws) -> bool:
-        return drawn.fingerprint == fingerprint(self.posterior(name))
-
     @property
     def generator(self) -> torch.Generator | None:
         """The separate generator of the draws in training; ``None`` without :meth:`seed`."""
-        if self._seed is not None and self._generator is None:
-            self._generator = torch.Generator().manual_seed(self._seed)
-        return self._generator
+        return self._source.generator
 
     # Re-entrant checkpointing ---------------------------------------------------------------------------------------
 
@@ -525,7 +459,8 @@ class PosteriorHolder(TunerModule, Holder):
     def delete_adapter(self, adapter_name: str) -> None:
         """Remove an adapter and everything drawn from it."""
         super().delete_adapter(adapter_name)
-        for kept in (self._drawn, self._means, self._mode.held, self._captures):
+        self._source.forget(adapter_name)
+        for kept in (self._drawn, self._mode.held):
             kept.pop(adapter_name, None)
         self.fixed.discard(adapter_name)
         self._kept = {}
