@@ -19,19 +19,17 @@ from transformers.pytorch_utils import Conv1D
 
 from bayeslora.adapter.base import ATTRIBUTE
 from bayeslora.adapter.base_fingerprint import fingerprint_of
+from bayeslora.adapter.build import build
 from bayeslora.adapter.config import BayesLoraConfig
-from bayeslora.adapter.draw_expansion import Stack
 from bayeslora.adapter.elbo import elbo, labels_per_example
-from bayeslora.adapter.expected import require_expected
 from bayeslora.adapter.expressions import require_quick
 from bayeslora.adapter.holder import PosteriorHolder, is_hook_of
 from bayeslora.adapter.identity import name_base, note_base
 from bayeslora.adapter.layer import BayesLoraLinear
 from bayeslora.adapter.lora import export_samples, start_from_lora
 from bayeslora.adapter.quantised import quantisation_backend
-from bayeslora.layer_ranges import upper_layers
 from bayeslora.models.four_bit import warn_of_wrong_rows
-from bayeslora.posterior import KL, LayerShape, Posterior, build_posterior
+from bayeslora.posterior import KL
 from bayeslora.posterior.noise import Variates
 
 DEFAULT_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -255,7 +253,7 @@ class BayesLoraModel(BaseTuner):
             model.register_forward_hook(holder.after_forward)
         config = self.peft_config[adapter_name]
         with init_empty_weights() if empty else nullcontext():
-            posterior = _build(model, adapter_name, config, _own_seed(config.seed, len(holder.bayeslora_posterior)))
+            posterior = build(model, adapter_name, config, len(holder.bayeslora_posterior))
         holder.add(adapter_name, posterior, self.active_adapters)
         if not next(posterior.parameters()).is_meta:
             posterior.to(_device(model))
@@ -400,11 +398,6 @@ def _without_tokens(config: BayesLoraConfig) -> Iterator[None]:
         config.trainable_token_indices = config.trainable_token_indices or {}
 
 
-def _own_seed(seed: int, number: int) -> int:
-    """The seed of one of several adapters on a model, counted from 0: the first has the seed of its settings."""
-    return (seed + 0x9E3779B97F4A7C15 * number) % 2**63
-
-
 def _check_rank(layer: BayesLoraLinear, rank: int) -> None:
     """Refuse ranks that a layer cannot use, if they are expensive."""
     sizes = layer.out_features, layer.in_features
@@ -413,51 +406,6 @@ def _check_rank(layer: BayesLoraLinear, rank: int) -> None:
             f"rank {rank} is more than {layer.name} has use for ({sizes[1]} inputs, {sizes[0]} outputs): set r, or rank_pattern "
             f"for this module, to at most {min(sizes)}"
         )
-
-
-def _build(model: nn.Module, adapter_name: str, config: BayesLoraConfig, seed: int) -> Posterior:
-    """Build the posterior over all layers of an adapter, in the order of the configuration."""
-    layers = {
-        module.name: module.shape(adapter_name)
-        for module in model.modules()
-        if isinstance(module, BayesLoraLinear) and adapter_name in module.r
-    }
-    names = config.layer_names
-    if names is None or set(names) != set(layers):
-        names = list(layers)
-    config.layer_names = names
-    points = _points(model, names, config.stochastic_layers)
-    shapes: list[LayerShape] = [layers[name] for name in names]
-    require_expected(config, shapes, points)
-    posterior = build_posterior(config.posterior, shapes, config.settings, seed, points, config.remembered())
-    posterior.scale = config.posterior_scale
-    if not config.init_weights:
-        _move_at_random(posterior, seed)
-    return posterior
-
-
-def _points(model: nn.Module, names: list[str], stochastic_layers: str) -> set[str]:
-    """The layers below those with a distribution."""
-    if stochastic_layers == "all":
-        return set()
-    stack = Stack.find(model, names)
-    if stack is None:
-        raise ValueError(
-            f"stochastic_layers={stochastic_layers!r}, but the adapted modules are not in one list of layers; use 'all'"
-        )
-    cut = len(stack.layers) - upper_layers(stochastic_layers, len(stack.layers), "stochastic_layers")
-    points = {name for name in names if stack.index(name) < cut}
-    if points == set(names):
-        raise ValueError(f"stochastic_layers={stochastic_layers!r} leaves no adapted layer with a distribution")
-    return points
-
-
-@torch.no_grad()
-def _move_at_random(posterior: Posterior, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in posterior.parameters():
-        if not parameter.is_meta:
-            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
 
 
 def _fan_in_fan_out(target: nn.Module, config: BayesLoraConfig, name: str) -> bool:
