@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,14 @@ def test_the_adapter_of_a_run_is_enough_by_itself(method: str, tmp_path: Path) -
     (tmp_path / "adapter/bayeslora.json").write_text(json.dumps(settings))
     alone = load_run(tmp_path / "adapter", model=model_directory()).ask("Is 3 even?", ["yes", "no"])
     assert alone.probabilities == pytest.approx(load_run(run).ask("Is 3 even?", ["yes", "no"]).probabilities, abs=1e-6)
+
+
+@pytest.mark.parametrize(("nli", "kept"), [("org/nli", "org/nli"), ("/home/me/nli", None), (None, None)])
+def test_settings_of_free_answers_go_along_but_for_paths(nli: str | None, kept: str | None) -> None:
+    result = RunDirectory(finished()).read_result()
+    prediction = {**result.config["prediction"], "max_new_tokens": 7, "nli": nli}
+    settings = portable_settings(replace(result, config={**result.config, "prediction": prediction}))
+    assert settings["prediction"]["max_new_tokens"] == 7 and settings["prediction"].get("nli") == kept
 
 
 def test_a_run_whose_base_model_was_moved_says_how_to_name_it(tmp_path: Path) -> None:

@@ -255,6 +255,13 @@ def test_without_workers_what_is_done_is_shown_and_nothing_is_run(done, tmp_path
     assert repr(compared) == f"StudyOutcome(1 sections, 2 rows, in {str(out)!r})"
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_without_workers_and_without_any_run_there_is_nothing_to_show(tmp_path):
+    with pytest.raises(InputError, match=r"no run is done, .* give the command without --workers 0"):
+        compare(study(methods=("lora", "bbb")), tmp_path, Execution(workers=0))
+    assert not (tmp_path / "table.json").exists()
+
+
 def test_a_method_that_cannot_be_told_from_the_best_is_marked(done):
     """Two methods with equal predictions are a tie; one that is much worse is none."""
     rng = np.random.default_rng(0)

@@ -504,6 +504,15 @@ def test_a_second_adapter_is_not_made_in_place_of_one_that_was_trained(tmp_path)
         BayesLoraTrainer(adapted(), arguments(tmp_path), train_dataset=Rows(4), peft_config=BayesLoraConfig())
 
 
+def test_a_function_that_makes_the_model_makes_the_adapter_too(tmp_path):
+    given = {"args": arguments(tmp_path), "train_dataset": Rows(4)}
+    with pytest.raises(ValueError, match="peft_config needs a model to adapt: give one, or let model_init return"):
+        BayesLoraTrainer(model_init=base_model, peft_config=BayesLoraConfig(), **given)
+    trainer = BayesLoraTrainer(model_init=lambda: adapted(), **given)
+    trainer.train()
+    assert any("kl_weighted" in row for row in trainer.state.log_history)
+
+
 def test_a_model_without_our_adapter_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"has no adapter of bayeslora; make one with get_peft_model"):
         BayesLoraTrainer(model=base_model(), args=arguments(tmp_path), train_dataset=Rows(4))

@@ -21,6 +21,7 @@ from bayeslora.adapter.holder import find_holder
 from bayeslora.adapter.loading import load_adapter
 from bayeslora.adapter.lora import FINGERPRINT, start_from_lora
 from bayeslora.errors import InputError, first_line
+from bayeslora.hub_names import is_hub_id
 from bayeslora.methods import find_method
 from bayeslora.methods.registry import ALL
 from bayeslora.models import LoadedModel
@@ -107,12 +108,13 @@ def _method_of(values: Mapping[str, Any]) -> str | None:
 def portable_settings(result: RunResult) -> dict[str, Any]:
     """Of a run's settings those that predictions need on another machine; no path is among them."""
     data, prediction = result.config.get("data", {}), result.config.get("prediction", {})
+    kept = ["samples", "batch_tokens", "draw_layers", "max_new_tokens"]
+    if is_hub_id(prediction.get("nli")):
+        kept.append("nli")
     return {
         "seed": result.seed,
         "data": {name: data[name] for name in ("scoring", "max_tokens", "columns") if name in data},
-        "prediction": {
-            name: prediction[name] for name in ("samples", "batch_tokens", "draw_layers") if name in prediction
-        },
+        "prediction": {name: prediction[name] for name in kept if name in prediction},
         "kind": result.kind,
         "labels": None if result.labels is None else list(result.labels),
     }

@@ -205,7 +205,9 @@ def ablate(
     require_readable((study.task, *study.shift), runner.execution.data_dir, study.data.own_format())
     with RunDirectory(place).locked():
         with runner:
-            runner.run(list({job.path: job for it in studies for job in it.jobs.values()}.values()))
+            jobs = list({job.path: job for it in studies for job in it.jobs.values()}.values())
+            runner.run(jobs)
+            runner.require_any(jobs)
             runner.run([evaluation for it in studies for evaluation in it.evaluations()], "evaluations")
         return [it.report() for it in studies]
 

@@ -55,6 +55,7 @@ class _Comparison:
             chosen = search.run()
             jobs = plan(self.study, self.out, chosen)
             self.runner.run(jobs)
+            self.runner.require_any(jobs)
             wanted = {(job.config.task, job.config.method, job.config.seed): job.path for job in jobs}
             shifts = self._shifts(wanted)
             self.runner.run([it for shift in shifts.values() for it in shift], "evaluations on other tasks")

@@ -76,6 +76,11 @@ class Runner:
 
         self._workers.run(missing, tell)
 
+    def require_any(self, jobs: Sequence[Job]) -> None:
+        """Refuse to show a study that has not begun."""
+        if self.execution.workers == 0 and not any(RunDirectory(job.path).result.exists() for job in jobs):
+            raise InputError("no run is done, so there is nothing to show; give the command without --workers 0")
+
     def _require_possible(self, missing: Sequence[StudyJob]) -> None:
         """Refuse a device, a base model or data with which no run can succeed. Nodes of a cluster have their own devices and
         models."""

@@ -71,6 +71,10 @@ class BayesLoraTrainerMixin(_Base):
     aim: int = 4
 
     def __init__(self, model: Any = None, *args: Any, peft_config: Any = None, **kwargs: Any) -> None:
+        if peft_config is not None and model is None:
+            raise ValueError(
+                "peft_config needs a model to adapt: give one, or let model_init return get_peft_model(model, peft_config)"
+            )
         if peft_config is not None and isinstance(model, PeftModel):
             raise ValueError(
                 "the model has an adapter already: leave peft_config out to train that one, or call merge_and_unload() first"
