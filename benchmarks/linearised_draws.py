@@ -26,7 +26,8 @@ from bayeslora.adapter.holder import PosteriorHolder
 from bayeslora.adapter.sampling import Sampling
 from bayeslora.bench.timing import time_in_turns
 from bayeslora.number_checks import check_count
-from bayeslora.posterior.base import Factors, Posterior
+from bayeslora.posterior.base import Posterior
+from bayeslora.posterior.factors import Factors
 from bayeslora.predict.linearised.gradients import GRAPH_COST, differentiating, graph_batches, option_gradients
 from bayeslora.predict.questions.options import Encoded
 from bayeslora.predict.questions.scorer import Scorer

@@ -11,7 +11,7 @@ from adapter.cases import MODELS, adapted, base_model, config, tokens
 from bayeslora import find_holder
 from bayeslora.adapter.layer import add_update
 from bayeslora.errors import InputError
-from bayeslora.posterior.base import LayerFactors
+from bayeslora.posterior.factors import LayerFactors
 from rounding import summed
 from tiers import some
 

@@ -1,12 +1,13 @@
 """Distributions over the LoRA factors of all adapted layers at once. Depends only on torch."""
 
 from bayeslora.posterior.adalora import AdaloraConfig, AdaloraPosterior
-from bayeslora.posterior.base import Factors, LayerFactors, Posterior
+from bayeslora.posterior.base import Posterior
 from bayeslora.posterior.blob import BlobConfig, BlobPosterior
 from bayeslora.posterior.contextual import ContextualConfig, ContextualPosterior
 from bayeslora.posterior.decoupled import DecoupledConfig, DecoupledPosterior
 from bayeslora.posterior.dropout import DropoutConfig, DropoutPosterior
 from bayeslora.posterior.ensemble import EnsembleConfig, EnsemblePosterior
+from bayeslora.posterior.factors import Factors, LayerFactors
 from bayeslora.posterior.inducing import InducingPosterior
 from bayeslora.posterior.inducing_config import InducingConfig
 from bayeslora.posterior.ivon import IvonConfig, IvonPosterior

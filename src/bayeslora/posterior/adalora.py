@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bayeslora.posterior.base import Factors, Posterior
+from bayeslora.posterior.base import Posterior
+from bayeslora.posterior.factors import Factors
 from bayeslora.posterior.hints import TrainingHints
 from bayeslora.posterior.layers import LayerGroup
 from bayeslora.posterior.noise import Noise

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayeslora.posterior.base import Factors, Posterior
+from bayeslora.posterior.base import Posterior
+from bayeslora.posterior.factors import Factors
 from bayeslora.posterior.kl import KL
 from bayeslora.posterior.noise import Variates
 

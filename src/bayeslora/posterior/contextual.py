@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayeslora.posterior.base import Factors, Posterior
+from bayeslora.posterior.base import Posterior
+from bayeslora.posterior.factors import Factors
 from bayeslora.posterior.hints import TrainingHints
 from bayeslora.posterior.inner import Inner, random_signs
 from bayeslora.posterior.kl import KL, gaussian_kl

@@ -23,7 +23,8 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from bayeslora.posterior.base import Factors, Posterior
+from bayeslora.posterior.base import Posterior
+from bayeslora.posterior.factors import Factors
 from bayeslora.posterior.flow import FlowParameters, apply_flow, init_flow
 from bayeslora.posterior.hints import TrainingHints
 from bayeslora.posterior.kl import (

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from bayeslora.posterior.base import Factors
+from bayeslora.posterior.factors import Factors
 from bayeslora.posterior.inner import InputDropout
 from bayeslora.posterior.noise import Noise
 from bayeslora.posterior.point import PointPosterior

@@ -18,9 +18,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bayeslora.posterior.base import Factors, Posterior
+from bayeslora.posterior.base import Posterior
 from bayeslora.posterior.conditional import conditional_mean, conditional_sample
 from bayeslora.posterior.decompose import svd
+from bayeslora.posterior.factors import Factors
 from bayeslora.posterior.flow import FlowParameters, apply_flow, init_flow, reset_to_identity
 from bayeslora.posterior.hints import TrainingHints
 from bayeslora.posterior.inducing_config import InducingConfig

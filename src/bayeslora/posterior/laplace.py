@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayeslora.posterior.base import Factors
+from bayeslora.posterior.factors import Factors
 from bayeslora.posterior.kronecker import Spectrum, spectrum
 from bayeslora.posterior.layers import LayerGroup, group_by_shape
 from bayeslora.posterior.noise import Noise

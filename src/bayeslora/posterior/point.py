@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from bayeslora.posterior.base import Factors, Posterior, Spread
+from bayeslora.posterior.base import Posterior, Spread
+from bayeslora.posterior.factors import Factors
 from bayeslora.posterior.hints import TrainingHints
 from bayeslora.posterior.layers import lora_start, trainable_rows
 from bayeslora.posterior.noise import Noise

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from bayeslora.posterior.base import Factors
-    from bayeslora.posterior.noise import Noise
+from bayeslora.posterior.factors import Factors
+from bayeslora.posterior.noise import Noise
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bayeslora.posterior.base import Factors
+from bayeslora.posterior.factors import Factors
 from bayeslora.posterior.noise import Noise
 from bayeslora.posterior.point import PointPosterior
 

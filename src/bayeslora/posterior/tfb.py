@@ -9,8 +9,8 @@ from typing import Literal, get_args
 import torch
 import torch.nn.functional as F
 
-from bayeslora.posterior.base import Factors
 from bayeslora.posterior.decompose import svd
+from bayeslora.posterior.factors import Factors
 from bayeslora.posterior.noise import Noise
 from bayeslora.posterior.point import PointPosterior
 

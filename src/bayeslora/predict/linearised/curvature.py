@@ -23,7 +23,7 @@ from bayeslora.adapter.holder import PosteriorHolder
 from bayeslora.adapter.layer import BayesLoraLinear
 from bayeslora.adapter.lora import adapted_layers
 from bayeslora.errors import InputError
-from bayeslora.posterior.base import LayerFactors
+from bayeslora.posterior.factors import LayerFactors
 from bayeslora.posterior.laplace import FactorCurvature, LaplacePosterior, LayerCurvature
 from bayeslora.predict.linearised.gradients import differentiating, graph_batches, option_gradients, with_graphs
 from bayeslora.predict.linearised.low_rank import LowRankSum
