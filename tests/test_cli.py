@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -42,6 +43,15 @@ def test_help_teaches() -> None:
     assert answer.returncode == 0 and answer.stderr == ""
     for word in ("quickstart", "train", "predict", "convert", "models", "tasks", "--version", "Exit codes"):
         assert word in answer.stdout
+
+
+def test_the_list_of_verbs_is_short(capsys: pytest.CaptureFixture[str]) -> None:
+    before = {verb: verb.__doc__ for verb in cli.VERBS.values()}
+    assert _main("--help") == 0
+    listed = capsys.readouterr().out.partition("subcommands")[2]
+    assert "Serve a run over HTTP" in listed and "curl" not in listed and "BoTorch" not in listed
+    assert before == {verb: verb.__doc__ for verb in cli.VERBS.values()}
+    assert _main("serve", "--help") == 0 and "curl" in capsys.readouterr().out
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -147,6 +157,30 @@ def test_help_is_plain_and_leaves_no_trace(capsys: pytest.CaptureFixture[str], m
     assert "--bits {4,8}" in shown and "--milestones [INT [INT ...]]" in shown and "(default: 0.0007)" in shown
     assert _main("train", "--epochs", "x", "--model", "m", "--task", "t", "--out", "o") == 2
     assert "--epochs: 'x' is not INT" in capsys.readouterr().err
+
+
+def test_the_command_in_the_help_of_serve_can_be_copied(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert _main("serve", "--help") == 0
+    shown = capsys.readouterr().out
+    command = shown[shown.index("curl ") :].split("\n\n")[0]
+    url, *words = shlex.split(command.replace("\\\n", " "))[1:]
+    assert url == "http://127.0.0.1:8000/v1/choices"
+    assert words[:-1] == ["-H", "Content-Type: application/json", "-d"]
+    assert set(json.loads(words[-1])) == {"question", "choices"}
+
+
+@pytest.mark.parametrize("choices", [[], ["--choice", "a"]])
+def test_a_question_without_choices_is_told_the_verb_for_free_text(
+    choices: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _main("predict", str(tmp_path / "my run"), "--question", "Which?", *choices) == 2
+    told = capsys.readouterr().err
+    assert f"the question has {'1 choice' if choices else '0 choices'}; give --choice at least twice" in told
+    command = told[told.index("bayeslora generate") :].strip()
+    assert shlex.split(command)[1:] == ["generate", str(tmp_path / "my run"), "--confidence", "--prompt", "Which?"]
 
 
 def test_no_argument_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,7 @@
 """The objective that the adapter offers, against the bound of a whole data set written out."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -80,3 +82,24 @@ def test_nonsense_is_refused():
     for wrong in ({"examples": 0}, {"examples": 5, "parts": 0}):
         with pytest.raises(ValueError, match="need examples >= 1 and parts >= 1"):
             model.elbo(loss, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("posterior", "with_kl", "told"), [("inducing", False, 1), ("inducing", True, 0), ("point", False, 0)]
+)
+def test_training_without_the_kl_is_told_once(posterior, with_kl, told, monkeypatch):
+    monkeypatch.setattr("bayeslora.adapter.kl_reminder.PASSES", 3)
+    model = adapted(posterior=posterior).train()
+    ids, labels = labelled()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        with torch.no_grad():
+            for _ in range(5):
+                model(input_ids=ids)
+        assert not found, "nothing was trained"
+        for _ in range(8):
+            loss = model(input_ids=ids, labels=labels).loss
+            if with_kl:
+                loss = model.elbo(loss, examples=3, labels=labels)
+            loss.backward()
+    assert ["3 forward passes without its KL" in str(it.message) for it in found] == [True] * told

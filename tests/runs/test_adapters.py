@@ -65,7 +65,7 @@ def test_every_verb_takes_an_adapter(adapter: Path, tmp_path: Path, capsys: pyte
     before = contents(adapter)
     assert bayeslora("predict", adapter, *QUESTION) == 0
     out, err = capsys.readouterr()
-    assert "answer: " in out and "an adapter without a run: 4 draws" in err
+    assert "answer: " in out and "no settings of a run; it predicts with 4 draws" in err
     assert bayeslora("evaluate", adapter, "--task", task_directory(), "--quiet") == 0
     assert bayeslora("generate", adapter, "--prompt", "Is 3", "--max-new-tokens", 3, "--quiet") == 0
     assert bayeslora("export", adapter, "--samples", 2, "--out", tmp_path / "exported", "--quiet") == 0

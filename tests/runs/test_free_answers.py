@@ -120,7 +120,8 @@ def test_calibrating_chooses_a_threshold(run: Path, tmp_path: Path, capsys: pyte
     shutil.copytree(run, copied)
     assert bayeslora("calibrate", copied, "--coverage", 0.5, "--quiet") == 0
     out = capsys.readouterr().out
-    assert out.startswith("confidence by log_probability ") and "(target: coverage of at least 0.5)\n" in out
+    assert out.startswith("the confidence weighs log_probability ") and "-0.00" not in out
+    assert "(target: coverage of at least 0.5)\n" in out
     found = Calibration.load(copied / "adapter" / "calibration.json")
     assert found.threshold is not None and not found.automatic
     trained = load_run(copied)

@@ -277,8 +277,8 @@ def test_the_passage_and_the_order_of_choices_are_read(trained: Path, capsys: py
 @pytest.mark.parametrize(
     "words, reason",
     [
-        (["--question", "Why?"], "no choices"),
-        (["--question", "Why?", "--choice", "so"], "fewer than 2 choices"),
+        (["--question", "Why?"], "0 choices"),
+        (["--question", "Why?", "--choice", "so"], "1 choice;"),
         (["--question", "Why?", "--choice", "so", "--choice", ""], "empty choice"),
         (["--question", "Why?", "--choice", "so", "--choice", " so "], "two choices are equal"),
         (["--question", " ", "--choice", "so", "--choice", "not so"], "empty question"),

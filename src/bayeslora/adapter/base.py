@@ -128,7 +128,8 @@ def find_any_holder(model: nn.Module) -> Holder:
     holders = [module for module in model.modules() if isinstance(module, Holder)]
     if not holders:
         raise ValueError(
-            "the model has no adapter of bayeslora; make one with get_peft_model(model, BayesLoraConfig())"
+            "the model has no adapter of bayeslora; make one with get_peft_model(model, BayesLoraConfig()), or give the trainer "
+            "peft_config=BayesLoraConfig()"
         )
     if len(holders) > 1:
         raise ValueError(f"expected one model with adapters of bayeslora, found {len(holders)} in it; give one of them")

@@ -28,6 +28,7 @@ from bayeslora.adapter.draw_expansion import DrawExpansion, Stack, batch_rows
 from bayeslora.adapter.draws import Draws, Mode
 from bayeslora.adapter.expansion_trial import may_begin
 from bayeslora.adapter.factor_source import FactorSource
+from bayeslora.adapter.kl_reminder import KLReminder
 from bayeslora.adapter.sound import require_floats
 from bayeslora.adapter.tuner_module import TunerModule
 from bayeslora.adapter.version_counters import watch
@@ -60,6 +61,7 @@ class PosteriorHolder(TunerModule, Holder):
         self.bayeslora_posterior = nn.ModuleDict()
         self.fixed: set[str] = set()
         self._source = FactorSource(self.bayeslora_posterior)
+        self._reminder = KLReminder()
         self._forget()
         watch(self)  # or cached draws would outlive an optimiser step
 
@@ -143,6 +145,7 @@ class PosteriorHolder(TunerModule, Holder):
         """KL of the active adapters, at the draws of the last forward pass if there were any."""
         if not self.active:
             raise ValueError("there is no active adapter, hence no KL")
+        self._reminder.used()
         found = [self.posterior(name).kl(self._last_draw(name), self.generator) for name in self.active]
         return reduce(KL.__add__, found)
 
@@ -413,6 +416,8 @@ class PosteriorHolder(TunerModule, Holder):
             return self._held(name)
         if self._mode.kind == "automatic" and self.training and name not in self.fixed:
             self._kept = {}
+            if torch.is_grad_enabled():
+                self._reminder.trained(name, self.posterior(name))
             return self._source.wrap(name, self._source.draw(name, self._draws_of(name), self.generator, "independent"))
         return self._source.mean(name)
 

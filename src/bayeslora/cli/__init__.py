@@ -25,7 +25,7 @@ from bayeslora.cli.ask import Generate, Predict
 from bayeslora.cli.cascade import Cascade
 from bayeslora.cli.common import Verb
 from bayeslora.cli.export import Convert, Export, Merge, Push
-from bayeslora.cli.help_texts import plain_help
+from bayeslora.cli.help_texts import plain_help, short_descriptions
 from bayeslora.cli.lists import Methods, Models, Tasks
 from bayeslora.cli.measure import Bench
 from bayeslora.cli.parsing import one_line
@@ -192,8 +192,10 @@ def _failed(error: Exception) -> int:
 
 
 def _shown_plainly(arguments: Sequence[str]) -> contextlib.AbstractContextManager[None]:
-    """A block in which the help is plain, if that of a verb is asked for."""
-    asked = arguments[:1] and arguments[0] in VERBS and not {"-h", "--help"}.isdisjoint(arguments)
+    """A block in which help is plain: that of a verb, if it is asked for, or the list of verbs."""
+    if not arguments or arguments[0] not in VERBS:
+        return short_descriptions(VERBS.values())
+    asked = not {"-h", "--help"}.isdisjoint(arguments)
     return plain_help(VERBS[arguments[0]]) if asked else contextlib.nullcontext()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -101,6 +102,12 @@ class Predict(OfDraws):
                 raise InputError("the text is empty; give one with words")
             self._show({}, self._asked_resident("/v1/classify", {"text": self.text}) or self._classified(self.text))
             return
+        if self.question and len(self.choice) < 2:
+            generate = f"bayeslora generate {quoted(self.directory)} --confidence --prompt {shlex.quote(self.question)}"
+            raise InputError(
+                f"the question has {counted(len(self.choice), 'choice')}; give --choice at least twice, or for an answer in free "
+                f"text: {generate}"
+            )
         from bayeslora.tasks import make_item
 
         item = make_item(self.question or "", self.choice, self.passage, bare=self.bare)
@@ -217,7 +224,7 @@ class Generate(OfDraws):
     """Continue a text with tokens from the average over draws, and report how sure the model is of them."""
 
     prompt: str
-    """The text to continue, or with --chat what the user says."""
+    """The text to continue, or with --chat what the user says. With --confidence it is a question, and needs no --chat."""
     chat: bool = False
     """Put the prompt into the model's chat template."""
     max_new_tokens: int = 128

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -32,6 +32,19 @@ def plain_help(verb: type) -> Iterator[None]:
     finally:
         for owner, annotations in kept.items():
             owner.__annotations__ = annotations
+
+
+@contextmanager
+def short_descriptions(verbs: Collection[type]) -> Iterator[None]:
+    """Inside the block, only the first paragraph of the verbs' docstrings is shown."""
+    kept = {verb: verb.__doc__ or "" for verb in verbs}
+    try:
+        for verb, text in kept.items():
+            verb.__doc__ = text.partition("\n\n")[0]
+        yield
+    finally:
+        for verb, text in kept.items():
+            verb.__doc__ = text
 
 
 def _dataclasses(cls: type) -> list[type]:

@@ -189,7 +189,7 @@ def _print_calibration(found: Calibration, warnings: Sequence[str]) -> None:
         print(f"posterior scale {found.posterior_scale:g}, temperature {found.temperature:.3f}{layers}")
     else:
         weights = zip(found.confidence.features, found.confidence.weights, strict=True)
-        print("confidence by " + ", ".join(f"{name} {weight:+.2f}" for name, weight in weights))
+        print("the confidence weighs " + ", ".join(f"{name} {round(weight, 2) + 0.0:+.2f}" for name, weight in weights))
     if found.threshold is not None:
         print(f"answers if the confidence is at least {found.threshold:.3f} (target: {found.target})")
     size = [] if found.questions is None else [counted(found.questions, "question")]

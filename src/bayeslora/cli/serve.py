@@ -26,8 +26,8 @@ from bayeslora.server.resident import end_residents
 class Serve(OfDraws):
     """Serve a run over HTTP: probabilities over choices, and OpenAI-style text with its uncertainty.
 
-    curl http://127.0.0.1:8000/v1/choices -H 'Content-Type: application/json'
-    -d '{"question": "Which of these can fly?", "choices": ["a bat", "a trout"]}'
+    curl http://127.0.0.1:8000/v1/choices -H 'Content-Type: application/json' \\
+        -d '{"question": "Which of these can fly?", "choices": ["a bat", "a trout"]}'
 
     A web page is at http://127.0.0.1:8000, and the base url for OpenAI's clients is http://127.0.0.1:8000/v1. Ctrl-C or SIGTERM
     stops the server after the accepted requests are answered, and so does bayeslora serve DIR --stop.

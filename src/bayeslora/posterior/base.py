@@ -85,6 +85,11 @@ class Posterior(nn.Module, ABC):
         return False
 
     @property
+    def has_kl(self) -> bool:
+        """Whether its objective has a KL."""
+        return type(self)._kl is not Posterior._kl
+
+    @property
     def aims(self) -> bool:
         """Whether :meth:`aim` has an effect: for posteriors that start with few directions to move in."""
         return type(self)._aim is not Posterior._aim

@@ -24,6 +24,7 @@ from bayeslora.runs.location import find_directory, require_directory
 from bayeslora.runs.predictors import load_base
 from bayeslora.runs.saved_config import from_dict
 from bayeslora.runs.trained import TrainedModel
+from bayeslora.wording import counted
 
 
 def _config_of(directory: RunDirectory, model: str | None) -> RunConfig:
@@ -93,7 +94,8 @@ def load_run(
     check_depth(draw_layers, "draw_layers")
     if directory.is_adapter:
         report.say(
-            f"{directory.path}: an adapter without a run: {samples} draws, and questions in the format of benchmarks"
+            f"{directory.path}: has no settings of a run; it predicts with {counted(samples, 'draw')}, and asks questions with "
+            "choices in the prompt format of the benchmarks"
         )
     if loaded is None and model is None:
         _require_place(config.model, directory)
