@@ -82,6 +82,16 @@ def test_a_missing_pad_token_becomes_the_end_token(directory: Path) -> None:
     assert tokenizer.padding_side == "right"
 
 
+def test_a_pad_token_that_the_model_does_not_know_becomes_the_end_token(directory: Path) -> None:
+    tokenizer = load_model(str(directory), device="cpu").tokenizer
+    tokenizer.add_tokens([f"<{number}>" for number in range(1000)])
+    tokenizer.pad_token = "<999>"
+    tokenizer.save_pretrained(directory)
+    assert load_model(str(directory), device="cpu").tokenizer.pad_token == "<|im_end|>"
+    _edit(directory / "tokenizer_config.json", eos_token=None)
+    assert "neither a pad nor an end token" in _message(directory)
+
+
 def test_the_users_settings_of_transformers_are_left_alone(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logging, bars, before = transformers.utils.logging, [], transformers.utils.logging.get_verbosity()
     monkeypatch.setattr(logging, "is_progress_bar_enabled", lambda: True)
@@ -293,6 +303,17 @@ def test_a_real_failure_is_not_called_bad_input(
     with pytest.raises(type(failure)) as caught:
         load_model(str(directory), device="cpu", bits=bits)
     assert caught.value is failure
+
+
+def test_weights_may_need_a_package(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        raise ImportError("Loading a GPTQ quantized model requires optimum (`pip install optimum`)")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
+    assert _message(directory) == (
+        f"{directory}: its weights need a package that is missing: Loading a GPTQ quantized model requires optimum "
+        "(`pip install optimum`)"
+    )
 
 
 @pytest.mark.parametrize("bits", [4, 8])

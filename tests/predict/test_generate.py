@@ -5,15 +5,16 @@ import math
 import pytest
 import torch
 from peft import get_peft_model
+from tokenizers import processors
 from transformers import LlamaConfig, LlamaForCausalLM, TextIteratorStreamer
 
 from adapter.cases import MODELS, adapted, config, foreign_model, generator, logits
 from bayeslora import find_holder
 from bayeslora.adapter.foreign import FOREIGN
 from bayeslora.errors import InputError
-from bayeslora.predict.generation import Generation, Writing, generate, generate_apart
+from bayeslora.predict.generation import Generation, Writing, encode_prompts, generate, generate_apart
 from bayeslora.predict.generation.results import HALF, End
-from bayeslora.predict.mc import posterior_predictive
+from bayeslora.predict.mc import LEAST_PROBABILITY, posterior_predictive
 from train.tiny import make_tokenizer
 
 TOKENIZER = make_tokenizer()
@@ -403,6 +404,28 @@ def test_prompts_that_cannot_be(prompts, message):
     tokenizer.chat_template = "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
     with pytest.raises(InputError, match=message):
         generate(writer(), tokenizer, prompts, SHORT)
+
+
+def test_a_text_begins_as_the_tokenizer_begins_it_and_is_open_at_its_end():
+    """Some tokenizers put the end token behind every text, too."""
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|end|> $A <|end|>", special_tokens=[("<|end|>", tokenizer.eos_token_id)]
+    )
+    plain = tokenizer("ab", add_special_tokens=False).input_ids
+    assert encode_prompts(tokenizer, ["ab"]) == [[tokenizer.eos_token_id, *plain]]
+
+
+def test_a_token_may_be_less_probable_than_float32_can_say():
+    model = writer()
+    with torch.no_grad():
+        model.get_base_model().lm_head.weight.mul_(300)
+    (likely,) = generate(model, TOKENIZER, ["ab"], Writing(max_new_tokens=1), top=model.config.vocab_size)
+    token, log_probability = likely.top[0][-1]
+    assert log_probability < -120
+    (forced,) = generate(model, TOKENIZER, ["ab"], Writing(max_new_tokens=1, logit_bias=((token, 1e6),)))
+    assert forced.token_ids == (token,)
+    assert forced.log_likelihood == pytest.approx(max(log_probability, math.log(LEAST_PROBABILITY)), rel=1e-5)
 
 
 def test_a_text_that_is_cut_off_ends_with_a_whole_character():

@@ -57,6 +57,13 @@ def test_scores_are_those_of_one_sequence_per_option(name):
 
 
 @pytest.mark.parametrize("name", ["recurrent layers", "biases by column"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_does_not_hide_what_an_option_sees_of_another(name, dtype):
+    model = other(name).to(dtype)
+    assert not may_share_rows(model, questions(vocabulary=64))
+
+
+@pytest.mark.parametrize("name", ["recurrent layers", "biases by column"])
 def test_draws_too(name):
     """Of a batch that the model repeats by itself, and of one that is divided among draws."""
     model, items = other(name), questions(vocabulary=64)

@@ -151,6 +151,16 @@ def test_questions_that_do_not_fit(smollm2: Any) -> None:
     )
 
 
+def test_the_library_does_not_warn_of_what_is_cut_or_refused_here(smollm2: Any) -> None:
+    import copy
+
+    tokenizer = copy.deepcopy(smollm2)
+    tokenizer.model_max_length, tokenizer.deprecation_warnings = 8, {}
+    encode_items([read_boolq(BOOLQ).item], tokenizer, "text", 40)
+    assert failure(read_choices(ARC_EASY).item, tokenizer, max_tokens=50)
+    assert tokenizer.deprecation_warnings == {}
+
+
 @pytest.mark.parametrize(("whole", "fits"), [(0, False), (52, False), (53, True), (400, True)])
 def test_questions_that_stay_whole(smollm2: Any, whole: int, fits: bool) -> None:
     item = read_choices(ARC_EASY).item
@@ -209,7 +219,7 @@ class Slow:
 
     is_fast = False
 
-    def __call__(self, text: str, add_special_tokens: bool) -> Any:
+    def __call__(self, text: str, add_special_tokens: bool, verbose: bool) -> Any:
         assert not add_special_tokens
         return type("Encoding", (), {"input_ids": [ord(character) for character in text]})
 

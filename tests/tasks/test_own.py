@@ -134,6 +134,7 @@ def test_cells_of_csv_may_be_long_and_empty(tmp_path: Path) -> None:
         ("text,label\na,b,c\n", "line 2: has 3 cells under 2 columns"),
         ("text,text\na,b\n", "line 1: a column is named twice"),
         ('text,label\n"a,b\n', "is not valid CSV"),
+        ("\n\ntext,label\na\n", "line 4: has 1 cells under 2 columns"),
         ("", "has no rows"),
         ("text,label\n", "has no rows"),
     ],
@@ -147,6 +148,29 @@ def test_csv_that_cannot_be_read_names_its_line(text: str, message: str, tmp_pat
 def test_parquet_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "mine.parquet").write_bytes(b"PAR1 and nothing else")
     assert "is not a complete Parquet file" in failure(lambda: find_task(tmp_path / "mine.parquet"))
+
+
+def test_parquet_without_values_in_python_or_with_a_column_twice(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    path, text = tmp_path / "mine.parquet", pa.array(["a", "b"])
+    wrong = {
+        "days": pa.array([2**30] * 2, pa.date32()),
+        "times": pa.array([0, 1], pa.timestamp("us", tz="No/Where")),
+        "bytes": pa.StringArray.from_buffers(2, text.buffers()[1], pa.py_buffer(b"\xff\xfe")),
+    }
+    for name, column in wrong.items():
+        parquet.write_table(pa.table({"text": text, name: column}), path)
+        assert f"column '{name}' holds what cannot be read" in failure(lambda: find_task(path))
+    parquet.write_table(pa.Table.from_arrays([text] * 2, ["text", "text"]), path)
+    assert "a column is named twice (text, text); rename one" in failure(lambda: find_task(path))
+
+
+def test_csv_may_begin_with_empty_lines(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("\n\r\ntext\n\na\n", encoding="utf-8")
+    assert [(row.values, row.origin) for row in read_table(path)] == [({"text": "a"}, f"{path}, line 5")]
 
 
 # Shapes ---------------------------------------------------------------------------------------------------------------
@@ -306,6 +330,13 @@ def test_texts_are_packed_with_the_end_between_them(tmp_path: Path) -> None:
         ("12,345,678.9", "12345678.9", True),
         ("10,00,000", "1000000", True),
         ("1,000,000 men", "1000000 men", True),
+        ("9449772114007", "9449772114008", False),
+        ("12345678901234567890%", "123456789012345678.9", True),
+        ("1e400", "2e400", False),
+        ("1e-400", "0", False),
+        ("0e5", "-0", True),
+        (f"1e{10**30}", f"1E{10**30}.", True),
+        (f"1e{10**30}", f"2e{10**30}", False),
     ],
 )
 def test_answers_that_say_the_same(left: str, right: str, same: bool) -> None:

@@ -53,7 +53,8 @@ def load_model(
 ) -> LoadedModel:
     """Load a causal language model with its tokenizer. Only safetensors weights are read.
 
-    A tokenizer without a pad token gets the end token as one; its padding side is unchanged.
+    A tokenizer without a pad token, or with one that the model does not know, gets the end token as one; its padding side is
+    unchanged.
 
     Args:
         name: ``smollm2``, a directory (``./smollm2`` if it has a built-in's name), or a hub id such as ``org/model``.
@@ -77,6 +78,9 @@ def load_model(
         config = _load_config(request)
         tokenizer = _load_tokenizer(request)
         model = _load_weights(request, config)
+    embedding: Any = model.get_input_embeddings()
+    if tokenizer.pad_token_id >= embedding.weight.shape[0]:
+        _pad_with_end(tokenizer, name)
     require_finite_weights(model, name)
     warn_of_wrong_rows(model)
     local = None if directory is None else str(directory.resolve())
@@ -211,10 +215,15 @@ def _load_tokenizer(request: _Request) -> PreTrainedTokenizerBase:
             "it needs the files of tokenizer.save_pretrained"
         ) from error
     if tokenizer.pad_token is None:
-        if tokenizer.eos_token is None:
-            raise InputError(f"{request.name}: its tokenizer has neither a pad nor an end token; give it one of them")
-        tokenizer.pad_token = tokenizer.eos_token
+        _pad_with_end(tokenizer, request.name)
     return tokenizer
+
+
+def _pad_with_end(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Use the end token for padding, which no other token attends to."""
+    if tokenizer.eos_token is None:
+        raise InputError(f"{name}: its tokenizer has neither a pad nor an end token; give it one of them")
+    tokenizer.pad_token = tokenizer.eos_token
 
 
 def _load_weights(request: _Request, config: PreTrainedConfig) -> PreTrainedModel:
@@ -259,6 +268,8 @@ def _weights_failure(request: _Request, error: Exception) -> InputError | None:
         return InputError(f"{name}: cannot use attention {request.attention!r}, try 'sdpa' or 'eager': {reason}")
     if request.quantization is not None and not isinstance(error, OSError):
         return InputError(f"{name}: bitsandbytes cannot quantise it here, it may need a CUDA device: {reason}")
+    if isinstance(error, ImportError):
+        return InputError(f"{name}: its weights need a package that is missing: {reason}")
     if isinstance(error, OSError) and error.errno is None:  # raised by the library, not by the system
         return InputError(f"{name}: its weights cannot be loaded: {reason}")
     return None

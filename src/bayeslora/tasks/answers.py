@@ -6,12 +6,12 @@ none.
 
 from __future__ import annotations
 
-import math
 import re
 import string
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bayeslora.errors import InputError
@@ -147,19 +147,23 @@ def normalise_answer(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", bare).split()) or lower
 
 
-def as_number(text: str) -> float | None:
-    """The value of an answer that is a number, perhaps with a currency, a unit of per cent or thousands separators."""
+def as_number(text: str) -> Decimal | None:
+    """The exact value of an answer that is a number, perhaps with a currency, a unit of per cent or thousands separators."""
     bare = _CURRENCY.sub(r"\1", normalise(text)).rstrip("$€£. ")
     if not _NUMBER.fullmatch(bare):
         return None
-    return float(bare.rstrip("%").replace(",", "")) / (100 if bare.endswith("%") else 1)
+    digits, _, power = bare.rstrip("%").replace(",", "").lower().partition("e")
+    try:
+        return Decimal(f"{digits}e{int(power or 0) - 2 * bare.endswith('%')}")
+    except (ValueError, InvalidOperation):  # its power of ten is beyond all bounds
+        return None
 
 
 def same_free_answer(left: str, right: str) -> bool:
     """Whether two answers say the same: equal numbers, or equal texts after normalisation."""
     a, b = as_number(left), as_number(right)
     if a is not None and b is not None:
-        return math.isclose(a, b, rel_tol=1e-12)
+        return a == b
     return normalise_answer(left) == normalise_answer(right)
 
 

@@ -136,8 +136,8 @@ def _check_labels_shown(item: Item, prompt: Prompt) -> None:
 
 
 def plain_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Ids of a text without special tokens around it."""
-    return list(tokenizer(text, add_special_tokens=False).input_ids)
+    """Ids of a text without special tokens around it. Whether it is too long is told by those who know what it is for."""
+    return list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
 
 
 def continuation_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -179,5 +179,5 @@ def _with_offsets(
         return ids, [(0, 0)] * len(ids)
     if not tokenizer.is_fast:
         raise InputError(f"{name}: its passage is too long, and only a fast tokenizer can cut it; use one")
-    encoded = tokenizer(prompt.text, add_special_tokens=False, return_offsets_mapping=True)
+    encoded = tokenizer(prompt.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     return list(encoded.input_ids), list(encoded.offset_mapping)

@@ -25,6 +25,9 @@ from bayeslora.tasks.rows import Candidate, Malformed, clean, normalise, row_id,
 from bayeslora.tasks.tables import check_table, read_table
 
 FIELDS = ("question", "choices", "answer", "labels", "passage", "id")
+MOST_DIGITS = 9
+"""Longest index of a choice, in digits."""
+
 SHARES: dict[SplitName, float] = {"train": 0.6, "validation": 0.2, "test": 0.2}
 
 
@@ -69,7 +72,7 @@ def read_own(values: Mapping[str, Any]) -> Candidate[Item]:
     choices = text_list(values, "choices")
     labels = _labels(values, len(choices))
     answer = values.get("answer")
-    gold = None if answer is None else _gold(answer, choices, labels)
+    gold = None if answer is None or not choices else _gold(answer, choices, labels)
     passage = text_field(values, "passage") if values.get("passage") is not None else ""
     return choice_candidate(row_id(values), text_field(values, "question"), choices, labels, gold, passage)
 
@@ -102,11 +105,11 @@ def _gold(answer: Any, choices: Sequence[str], labels: Sequence[str]) -> int:
     meant = {index for index, names in enumerate(zip(labels, choices, strict=False)) if text in names}
     if isinstance(answer, int):
         meant = {index for index in meant if labels[index] == text} | ({answer} & set(range(len(choices))))
-    elif not meant and text.isdecimal():  # tables have all values as text
+    elif not meant and text.isdecimal() and len(text) <= MOST_DIGITS:  # tables have all values as text
         meant = {int(text)} & set(range(len(choices)))
     if not meant:
         allowed = f"one of {', '.join(labels)}, an index from 0 to {len(choices) - 1}, or the text of a choice"
-        raise Malformed("answer is not among the choices", f"{answer!r}; give {allowed}")
+        raise Malformed("answer is not among the choices", f"{repr(answer)[:60]}; give {allowed}")
     if len(meant) > 1:
         advice = "the label as text" if isinstance(answer, int) else "the index"
         raise Malformed("answer can mean several choices", f"{answer!r}; give {advice}")

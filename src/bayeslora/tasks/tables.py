@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -51,16 +51,13 @@ def read_table(path: Path, columns: Mapping[str, str] | None = None) -> Iterator
 def _csv_rows(path: Path, ours: Mapping[str, str]) -> Iterator[Row]:
     """Rows below a header. Text in quotes may contain line breaks. ``ours`` are our names of its columns."""
     lines = csv.reader(all_lines(path, LONGEST_LINE), strict=True)
-    records = _records(lines)
+    records = filter(None, _records(lines))  # without empty lines
     try:
         header = next(records, None)
         if header is None:
             return
-        if len(set(header)) < len(header):
-            raise InputError(f"{path}, line 1: a column is named twice ({', '.join(header)}); rename one")
+        _check_names(header, f"{path}, line {lines.line_num}")
         for cells in records:
-            if not cells:
-                continue
             origin = f"{path}, line {lines.line_num}"
             if len(cells) != len(header):
                 raise InputError(
@@ -69,6 +66,11 @@ def _csv_rows(path: Path, ours: Mapping[str, str]) -> Iterator[Row]:
             yield Row({name: _cell(ours.get(name, name), cell) for name, cell in zip_longest(header, cells)}, origin)
     except csv.Error as error:
         raise InputError(f"{path}, line {lines.line_num}: is not valid CSV ({error}); quote its cells") from error
+
+
+def _check_names(names: Sequence[str], where: str) -> None:
+    if len(set(names)) < len(names):
+        raise InputError(f"{where}: a column is named twice ({', '.join(names)}); rename one")
 
 
 def _records(lines: Iterator[list[str]]) -> Iterator[list[str]]:
@@ -103,10 +105,23 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
     try:
         file = parquet.ParquetFile(path)
+        names = file.schema_arrow.names
+        _check_names(names, str(path))
         number = 0
         for batch in file.iter_batches():
-            for values in batch.to_pylist():
+            columns = [_values(name, column, path) for name, column in zip(names, batch.columns, strict=True)]
+            for cells in zip(*columns, strict=True):
                 number += 1
-                yield Row(values, f"{path}, row {number}")
+                yield Row(dict(zip(names, cells, strict=True)), f"{path}, row {number}")
     except (OSError, pa.ArrowException) as error:
         raise InputError(f"{path}: is not a complete Parquet file ({first_line(error)}); get it again") from error
+
+
+def _values(name: str, column: Any, path: Path) -> list[Any]:
+    """The cells of a column. Some have no value in Python, such as dates beyond its calendar and text that is not UTF-8."""
+    try:
+        return column.to_pylist()
+    except (ValueError, OverflowError, LookupError) as error:
+        raise InputError(
+            f"{path}: column {name!r} holds what cannot be read ({first_line(error)}); correct or remove it"
+        ) from error

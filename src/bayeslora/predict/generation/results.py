@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bayeslora.data_frames import Results, make_frame, quoted
-from bayeslora.predict.mc import average_draws
+from bayeslora.predict.mc import LEAST_PROBABILITY, average_draws
 from bayeslora.predict.questions.scorer import require_numbers
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class Record:
     def _tokens(self, ids: Tensor) -> list[Token]:
         averaged, entropies, draws = self._observed.popleft()
         index = ids.to(averaged.device).unsqueeze(-1)
-        taken = averaged.gather(-1, index).squeeze(-1).exp().tolist()
+        taken = averaged.gather(-1, index).squeeze(-1).double().exp().clamp(min=LEAST_PROBABILITY).tolist()
         by_draw = draws.gather(-1, index.expand(len(draws), -1, -1)).squeeze(-1).T.tolist()
         best = averaged.topk(min(self._top, averaged.shape[-1]))
         tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)

@@ -25,6 +25,7 @@ from bayeslora.models.context import context_length, within_context
 from bayeslora.number_checks import check_count, check_number, check_seed
 from bayeslora.predict.generation.results import End, Generation, Record, Steps, Watch, has_ended
 from bayeslora.predict.mc import Averaging, posterior_predictive
+from bayeslora.tasks.encode import beginning_ids, plain_ids
 from bayeslora.tasks.rows import has_half_character
 
 if TYPE_CHECKING:
@@ -248,7 +249,7 @@ def _plain_settings(model: nn.Module, ends: set[int]) -> Iterator[None]:
 
 
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[list[int]]:
-    """Token ids of prompts, with chats formatted."""
+    """Token ids of prompts, with chats formatted. A text begins as the tokenizer begins it, and is open at its end."""
     if not prompts:
         raise InputError("there are no prompts; give at least one")
     for number, prompt in enumerate([prompts] if isinstance(prompts, Mapping) else prompts, 1):
@@ -262,8 +263,9 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]
             raise InputError(f"prompt {number} is empty; give some text")
         if has_half_character(text):
             raise InputError(f"prompt {number} is no valid Unicode: {ascii(text)[:60]}; correct it")
+    beginning = beginning_ids(tokenizer)
     return [
-        list(tokenizer(text, add_special_tokens=isinstance(prompt, str)).input_ids)
+        [*(beginning if isinstance(prompt, str) else ()), *plain_ids(text, tokenizer)]
         for text, prompt in zip(texts, prompts, strict=True)
     ]
 

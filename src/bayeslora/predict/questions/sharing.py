@@ -6,20 +6,22 @@ columns, and some models accept no such mask. A model does not declare this, so 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bayeslora.adapter.sampling import MEAN, sampled
-from bayeslora.predict.questions.options import Encoded, attention_window, pack, packed_length, score_options
+from bayeslora.predict.questions.options import Encoded, attention_window, pack, packed_length, packed_logits
 
-TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
-"""Tolerance for round-off between two scores of the same text, per token, by precision."""
+TOLERANCE = 1e-5
+"""Root mean square of differences of log-probabilities below which two predictions are the same, in every precision."""
 
-IN_HALF_PRECISION = 0.1
+ROUND_OFF = 3.0
+"""How many times the difference between two ways to compute the same prediction: so much may be round-off."""
 
 _known: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
@@ -44,7 +46,7 @@ def may_share_rows(model: nn.Module, items: Sequence[Encoded]) -> bool:
 
 @torch.no_grad()
 def _scores_copies_alike(model: nn.Module) -> bool:
-    """Whether a question's second option gets the score of the first, if it is the same text.
+    """Whether a question's second option is predicted as the first, if it is the same text.
 
     It would not if it attended to the first, or if its position in the row mattered.
     """
@@ -52,20 +54,44 @@ def _scores_copies_alike(model: nn.Module) -> bool:
     ids = [number % model.get_input_embeddings().weight.shape[0] for number in range(3, 27)]  # type: ignore[operator]
     question = _Question(ids[:16], [ids[16:]] * 2)
 
-    def scores(apart: bool) -> list[float]:
+    def predict(apart: bool) -> Tensor:
+        batch = pack([question], apart=apart).to(first.device)
         with sampled(model, MEAN):
-            found: list[float] = score_options(model, pack([question], apart=apart).to(first.device)).mean[0].tolist()
-        return found
+            logits = packed_logits(model, batch)[0, batch.source]
+        return logits.unflatten(0, (2, -1))
 
     try:
-        one, other = scores(apart=False)
+        one, other = predict(apart=False)
     except (
         TypeError,
         ValueError,
         RuntimeError,
         IndexError,
     ):  # the mask is not accepted, or another failure
-        scores(apart=True)
+        predict(apart=True)
         return False
     precision = getattr(model, "dtype", first.dtype)
-    return abs(one - other) <= TOLERANCE.get(precision, IN_HALF_PRECISION)
+    return same_up_to_round_off(one, other, lambda: predict(apart=True)[0], precision)
+
+
+def same_up_to_round_off(one: Tensor, other: Tensor, again: Callable[[], Tensor], precision: torch.dtype) -> bool:
+    """Whether two predictions, logits of one shape, differ by round-off only.
+
+    ``again`` computes the first in another way, which shows how large round-off is: at least that of the logits themselves. A
+    fixed tolerance for half precision would be as large as what a state of another option does.
+    """
+    difference = _distance(one, other)
+    if difference <= TOLERANCE:
+        return True
+    of_logits = torch.finfo(precision).eps * _root_mean_square(one)
+    return difference <= ROUND_OFF * max(of_logits, _distance(one, again()))
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    """Root mean square of the differences of log-probabilities."""
+    return _root_mean_square(one.log_softmax(-1) - other.log_softmax(-1))
+
+
+def _root_mean_square(values: Tensor) -> float:
+    squared: Any = values.square().mean().tolist()
+    return math.sqrt(squared)

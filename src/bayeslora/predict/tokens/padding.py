@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from bayeslora.adapter.sampling import MEAN, sampled
-from bayeslora.predict.questions.sharing import IN_HALF_PRECISION, TOLERANCE
+from bayeslora.predict.questions.sharing import same_up_to_round_off
 from bayeslora.tasks.tokens import EncodedText
 
 Predict = Callable[[Sequence[EncodedText]], Tensor]
-"""Logits ``[K, vocabulary]`` of the targets of the first of some texts in a batch, which may be followed by others."""
+"""Logits ``[K, vocabulary]`` of the targets of the first of some texts in a batch, and of the padding behind them."""
 
 _known: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
@@ -34,15 +34,14 @@ def may_pad(model: nn.Module, texts: Sequence[EncodedText], predict: Predict) ->
 
 @torch.no_grad()
 def _predicts_alike(model: nn.Module, predict: Predict) -> bool:
-    """Whether a text gets the same score beside one with a longer prompt as alone."""
-    first = next(model.parameters())
+    """Whether a text is predicted beside one with a longer prompt as alone."""
     ids = [number % model.get_input_embeddings().weight.shape[0] for number in range(3, 27)]  # type: ignore[operator]
     text, longer = EncodedText("", ids[:4], ids[4:12]), EncodedText("", ids[:16], ids[16:])
+    ends_later = EncodedText("", ids[:4], ids[4:])  # the text is then padded at its end, which changes round-off alone
 
-    def score(texts: Sequence[EncodedText]) -> float:
-        log_p = predict(texts).float().log_softmax(-1)
-        return float(log_p.gather(-1, log_p.new_tensor(text.target_ids, dtype=torch.long)[:, None]).mean())
+    def predicted(*others: EncodedText) -> Tensor:
+        return predict([text, *others])[: len(text.target_ids)].float()
 
+    precision = getattr(model, "dtype", next(model.parameters()).dtype)
     with sampled(model, MEAN):
-        difference = abs(score([text, longer]) - score([text]))
-    return difference <= TOLERANCE.get(getattr(model, "dtype", first.dtype), IN_HALF_PRECISION)
+        return same_up_to_round_off(predicted(), predicted(longer), lambda: predicted(ends_later), precision)
