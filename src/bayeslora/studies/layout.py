@@ -47,8 +47,9 @@ def make_record(
 
 
 def write_study(tables: Tables, sections: Sections, record: Mapping[str, Any], out: Path) -> StudyOutcome:
-    """Write the tables and what they are made from."""
-    tables.write(out)
+    """Write what the tables are made from, which tells whose they are, and then the tables."""
+    out.mkdir(parents=True, exist_ok=True)
     write_json(out / "table.json", record)
+    tables.write(out)
     rows = {title: section.rows for title, section in sections.items()}
     return StudyOutcome(rows, tables.text, tables.failures, out)

@@ -52,7 +52,6 @@ class Tables:
 
     def write(self, out: Path) -> None:
         """Write ``table.md`` and ``table.tex``."""
-        out.mkdir(parents=True, exist_ok=True)
         _write_text(out / "table.md", self.text)
         tables = (f"% {title}\n{latex(*table, self.what)}" for title, table in self.sections.items())
         _write_text(out / "table.tex", "\n\n".join(tables) + "\n")
