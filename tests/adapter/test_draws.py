@@ -306,6 +306,15 @@ def test_a_copy_draws_by_itself():
     assert not torch.equal(logits(model), logits(twin))
 
 
+def test_a_copy_draws_from_its_seed_anew():
+    model = adapted().train()
+    model.seed_draws(0)
+    with torch.no_grad():
+        first, second = model(tokens()).logits, model(tokens()).logits
+        again = copy.deepcopy(model)(tokens()).logits
+    assert torch.equal(again, first) and not torch.equal(second, first)
+
+
 def test_generation_keeps_the_draw_for_the_whole_sequence():
     model = adapted()
     ids = tokens(batch=1)

@@ -12,7 +12,7 @@ from bayeslora.errors import InputError
 from bayeslora.predict.questions.options import packed_length
 from bayeslora.predict.questions.scorer import Scorer
 from bayeslora.predict.questions.scores import score_questions
-from bayeslora.predict.questions.sharing import may_share_rows
+from bayeslora.predict.questions.sharing import may_share_rows, same_up_to_round_off
 from bayeslora.predict.trunk import TrunkScorer
 from predict.test_options import Question, naive, questions
 
@@ -61,6 +61,17 @@ def test_scores_are_those_of_one_sequence_per_option(name):
 def test_half_precision_does_not_hide_what_an_option_sees_of_another(name, dtype):
     model = other(name).to(dtype)
     assert not may_share_rows(model, questions(vocabulary=64))
+
+
+@pytest.mark.parametrize("precision", [torch.float16, torch.bfloat16])
+def test_logits_that_are_rounded_are_the_same_even_if_a_second_way_rounds_alike(precision):
+    """What is ten times as large as that rounding is something else."""
+    exact = 10 * torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    noise = torch.finfo(precision).eps * exact.std() * torch.randn(8, 64, generator=torch.Generator().manual_seed(1))
+    one, rounded, other = exact, exact.to(precision).float(), exact + 10 * noise
+    assert same_up_to_round_off(one, rounded, lambda: one, precision)
+    assert not same_up_to_round_off(one, other, lambda: one, precision)
+    assert same_up_to_round_off(one, other, lambda: exact + 5 * noise, precision)
 
 
 @pytest.mark.parametrize("name", ["recurrent layers", "biases by column"])

@@ -134,7 +134,7 @@ def test_the_adapter_of_a_run_is_enough_by_itself(method: str, tmp_path: Path) -
     assert alone.probabilities == pytest.approx(load_run(run).ask("Is 3 even?", ["yes", "no"]).probabilities, abs=1e-6)
 
 
-@pytest.mark.parametrize(("nli", "kept"), [("org/nli", "org/nli"), ("/home/me/nli", None), (None, None)])
+@pytest.mark.parametrize(("nli", "kept"), [("org/nli", "org/nli"), ("directory/of/nli", None), (None, None)])
 def test_settings_of_free_answers_go_along_but_for_paths(nli: str | None, kept: str | None) -> None:
     result = RunDirectory(finished()).read_result()
     prediction = {**result.config["prediction"], "max_new_tokens": 7, "nli": nli}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 
 from bayeslora.posterior import Posterior
 
@@ -11,19 +12,19 @@ PASSES = 100
 
 
 class KLReminder:
-    """Counts passes of training since the KL was last used."""
+    """Counts passes of training since the KL was last used, by adapter."""
 
     def __init__(self) -> None:
-        self._passes = 0
+        self._passes: Counter[str] = Counter()
 
     def used(self) -> None:
         """The KL has been used."""
-        self._passes = 0
+        self._passes.clear()
 
     def trained(self, name: str, posterior: Posterior) -> None:
         """A pass of training has begun; warns once if none of the last ones used the KL."""
-        self._passes += 1
-        if self._passes == PASSES and posterior.has_kl:
+        self._passes[name] += 1
+        if self._passes[name] == PASSES and posterior.has_kl:
             warnings.warn(
                 f"adapter {name!r} has been trained in {PASSES} forward passes without its KL, so its distribution is not "
                 "that of the method: use BayesLoraTrainer or BayesLoraSFTTrainer, or the loss model.elbo(loss, examples=...)",
