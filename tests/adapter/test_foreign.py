@@ -10,6 +10,7 @@ from adapter.cases import base_model, foreign_model, generator, logits, tokens
 from bayeslora import find_holder
 from bayeslora.adapter.base import find_any_holder
 from bayeslora.adapter.foreign import FOREIGN, MontecloraSettings, PveraSettings
+from bayeslora.adapter.foreign.monteclora import noise
 from bayeslora.train.optimise import parameter_groups
 
 SETTINGS = {"monteclora": {"sample_scaler": 0.1, "use_entropy": True}, "pvera": {"r": 16, "dropout": 0.3}}
@@ -174,6 +175,47 @@ def test_only_the_named_layers_are_adapted():
 def test_our_own_interface_says_that_it_is_not_for_these():
     with pytest.raises(ValueError, match="found one of PEFT's own"):
         find_holder(made("pvera"))
+
+
+@pytest.mark.parametrize("copies", [1, 3, 8])
+@pytest.mark.parametrize("rank", [1, 4])
+def test_the_noise_of_monteclora_is_pefts(copies, rank):
+    """With the same random numbers, in values, in gradients and in what PEFT's loss is made of."""
+    model = made("monteclora", {"num_samples": copies}, rank=rank).train()
+    layer = model.get_submodule(find_any_holder(model).layer_names[0])
+    sampler = layer.lora_monteclora_sampler["default"]
+    sample = sampler.sampler.get()
+
+    def outcome(noisy):
+        model.zero_grad()
+        value = noisy()
+        loss, entropy = sampler.get_variational_loss()
+        (value.square().sum() + 100 * loss + entropy).backward()
+        return value, loss, entropy, sampler.std_prior.grad.clone(), sampler.expert_weights_prior.grad.clone()
+
+    def pefts():
+        sampler.sampler.index = 0
+        noisy, weights = sampler()
+        return torch.einsum("n,nij->ij", weights, noisy)
+
+    def ours():
+        return noise(sampler, sample["z_mvn"], sample["z_wishart"].diag(), sample["z_dirichlet"])
+
+    torch.testing.assert_close(outcome(ours), outcome(pefts), rtol=1e-4, atol=1e-6)
+
+
+def test_wishart_diagonals_follow_the_distribution_of_pefts():
+    """Sums of squared normals instead of the diagonal of a Wishart matrix: same quantiles."""
+    rank, count = 3, 20_000
+    torch.manual_seed(0)
+    wishart = torch.distributions.Wishart(df=rank, scale_tril=torch.eye(rank))._bartlett_sampling(torch.Size([count]))
+    pefts = wishart.diagonal(dim1=-2, dim2=-1)
+    ours = torch.randn(count, rank, rank).square().sum(1)
+    levels = torch.tensor([0.1, 0.5, 0.9])
+    density = torch.distributions.Chi2(rank).log_prob(ours.quantile(levels, 0)).exp()
+    deviation = (2 * levels * (1 - levels) / count).sqrt()[:, None] / density  # of the difference of two quantiles
+    assert ((pefts.quantile(levels, 0) - ours.quantile(levels, 0)).abs() < 5 * deviation).all()
+    torch.testing.assert_close(ours.T.corrcoef(), torch.eye(rank), atol=5 / count**0.5, rtol=0)
 
 
 # What training asks for -------------------------------------------------------------------------------------------------

@@ -158,9 +158,6 @@ class ForeignHolder(Holder):
     def _adapts(self, module: nn.Module) -> bool:
         """Whether a module is a layer of the adapter."""
 
-    def _renew(self, layer: nn.Module) -> None:
-        """Discard noise that a layer has drawn ahead; most have none."""
-
     def _notes(self) -> list[Note]:
         """Buffers in which layers record their samples; most have none."""
         return []
@@ -180,7 +177,6 @@ class ForeignHolder(Holder):
         outputs = []
         for seed, block in zip(self._seeds, x.chunk(len(self._seeds)), strict=True):
             with seeded(seed + number, x.device), _as_if(layer, training=True):
-                self._renew(layer)
                 outputs.append(forward(block, *args, **kwargs))
         return torch.cat(outputs)
 

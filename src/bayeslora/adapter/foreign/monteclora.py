@@ -2,6 +2,9 @@
 
 The noise is Gaussian with a Wishart covariance, and the weights of the mixture follow a Dirichlet distribution
 (https://arxiv.org/abs/2411.04358). PEFT's loss on both, with PEFT's weights, is our penalty.
+
+PEFT decomposes two diagonal matrices per layer and pass, and tests for NaN; each of these waits for the GPU. :func:`noise`
+is the same distribution without waiting.
 """
 
 from __future__ import annotations
@@ -9,9 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from bayeslora.adapter.foreign.holder import ForeignHolder, Note
 from bayeslora.posterior.hints import TrainingHints
@@ -57,6 +63,9 @@ class MontecloraHolder(ForeignHolder):
     def __init__(self, model: PeftModel) -> None:
         super().__init__(model)
         self._loss = model.base_model._get_monteclora_loss
+        for layer in self._layers.values():
+            variants: Any = layer.lora_variant
+            variants.update(dict.fromkeys(variants, _variant()))
 
     @classmethod
     def peft_config(
@@ -69,7 +78,7 @@ class MontecloraHolder(ForeignHolder):
         layers: Sequence[int] | None,
         seed: int,
     ) -> PeftConfig:
-        """PEFT's configuration. Noise is not drawn ahead (PEFT would keep 150 draws of every layer in memory)."""
+        """PEFT's configuration. PEFT itself draws no noise ahead (it would keep 150 draws of every layer in memory)."""
         from peft import LoraConfig, MontecloraConfig
 
         given = MontecloraSettings(**settings)
@@ -96,15 +105,61 @@ class MontecloraHolder(ForeignHolder):
     def _adapts(self, module: nn.Module) -> bool:
         return bool(getattr(module, "lora_monteclora_sampler", None))
 
-    def _renew(self, layer: nn.Module) -> None:
-        for sampler in _samplers(layer):
-            ahead: Any = sampler.sampler
-            ahead.index = ahead.buffer_size
-
     def _notes(self) -> list[Note]:
         """The covariance and the mixture of the last pass, which are not learnt."""
         samplers = (sampler for layer in self._layers.values() for sampler in _samplers(layer))
         return [(sampler, name, value) for sampler in samplers for name, value in sampler.named_buffers(recurse=False)]
+
+
+def noise(sampler: Any, copies: Tensor, chi2: Tensor, mixture: Tensor) -> Tensor:
+    """Noise of ``Aᵀ`` ``[in, r]``: ``s Σₙ wₙ Zₙ diag(√g)`` with ``g = max(σ² χ², 10⁻³)`` and ``w = softmax(μ + τ z)``.
+
+    ``μ`` and ``τ`` are those of a Dirichlet distribution in log space. Of the Wishart matrix PEFT uses only the diagonal, whose
+    entries are independent and follow a chi-squared distribution with ``r`` degrees of freedom.
+
+    Args:
+        sampler: PEFT's sampler of a layer. It keeps ``g`` and ``w`` for its loss.
+        copies: standard normal ``Z``, ``[N, in, r]``.
+        chi2: ``χ²``, ``[r]``.
+        mixture: standard normal ``z``, ``[N]``.
+    """
+    variance = (sampler.std_prior.exp().square() * chi2).clamp(min=1e-3)
+    concentration = sampler.expert_weights_prior.exp().clamp(min=1e-6)
+    mean = concentration.log() - concentration.log().mean()
+    count = sampler.num_samples
+    spread = (1 - 2 / count) / concentration + (1 / concentration).sum() / count**2
+    weights = (mean + (spread.clamp(min=1e-6) + 1e-6).sqrt() * mixture).softmax(-1)
+    sampler.gaussian_var_prior, sampler.expert_weights = variance.diag(), weights
+    return sampler.sample_scaler * torch.einsum("n,nir->ir", weights, copies) * variance.sqrt()
+
+
+def _drawn(sampler: Any) -> Tensor:
+    """:func:`noise` from torch's global random numbers."""
+    rank = sampler.out_features
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, device=sampler.std_prior.device, dtype=sampler.std_prior.dtype)
+
+    copies, mixture = normal(sampler.num_samples, sampler.in_features, rank), normal(sampler.num_samples)
+    return noise(sampler, copies, normal(rank, rank).square().sum(0), mixture)
+
+
+@cache
+def _variant() -> Any:
+    """PEFT's forward pass of a layer, with :func:`noise` (made here because PEFT takes long to import)."""
+    from peft.tuners.lora.variants import MontecloraLinearVariant
+
+    class Variant(MontecloraLinearVariant):
+        @staticmethod
+        def forward(module: Any, active_adapter: str, x: Tensor, result: Tensor, **kwargs: Any) -> Tensor:
+            weight = module.lora_A[active_adapter].weight
+            if module.training:
+                weight = weight + _drawn(module.lora_monteclora_sampler[active_adapter]).T
+            x = module.lora_dropout[active_adapter](x.to(weight.dtype))
+            update = module.lora_B[active_adapter](functional.linear(x, weight))
+            return result + update * module.scaling[active_adapter]
+
+    return Variant()
 
 
 def _samplers(layer: nn.Module) -> list[nn.Module]:
