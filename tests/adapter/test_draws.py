@@ -382,10 +382,3 @@ def test_map_recovery(architecture):
     ):
         merged = model.merge_and_unload()
     torch.testing.assert_close(logits(merged), deterministic, atol=2e-5, rtol=1e-4)
-
-
-def test_a_part_of_the_model_cannot_be_called_before_the_whole():
-    model = adapted()
-    head = model.get_base_model().lm_head
-    with pytest.raises(RuntimeError, match="call the whole model, not a part of it"):
-        head(torch.zeros(1, 32))

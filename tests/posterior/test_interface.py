@@ -1,6 +1,7 @@
 """What every posterior promises. A new posterior adds one row to POSTERIORS and gets all of these tests."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -248,6 +249,23 @@ def test_starting_from_a_lora(name):
     for layer in LAYERS:
         torch.testing.assert_close(update(mean, layer.name), target.product(layer.name), atol=2e-5, rtol=1e-4)
     assert all(parameter.requires_grad for parameter in posterior.parameters())
+
+
+@pytest.mark.parametrize("name", ["point", "blob", "meanfield", "decoupled", "decoupled-one-mean"])
+def test_padding_of_a_lora_of_lower_rank_can_learn(name):
+    """Where a row of ``A`` and its column of ``B`` were both zero, neither would have a gradient."""
+    layers = [LayerShape(f"block{k}.q", 12, 10, rank=4) for k in range(2)]
+    lora = randomised(PointPosterior(layers)).mean()
+    padded = replace(lora, A=tuple(a.clone() for a in lora.A), B=tuple(b.clone() for b in lora.B))
+    padded.A[0][:, :, 2:], padded.B[0][..., 2:] = 0.0, 0.0
+    settings = {"components": 1} if name == "decoupled-one-mean" else {}
+    posterior = build_posterior(name.removesuffix("-one-mean"), layers, settings)
+    posterior.start_from(padded)
+    mean = posterior.mean()
+    torch.testing.assert_close(update(mean, "block1.q"), padded.product("block1.q"), atol=1e-5, rtol=1e-4)
+    sum((update(mean, it.name) * torch.randn(12, 10)).sum() for it in layers).backward()
+    (gradient,) = [p.grad for key, p in posterior.named_parameters() if key.startswith(("B_", "mean_B_"))]
+    assert (gradient.flatten(0, -3).abs().amax((0, 1)) > 0).all()
 
 
 def test_starting_from_other_layers_or_with_too_few_inducing_points_is_refused(make):

@@ -99,6 +99,22 @@ def test_what_is_remembered_is_saved_and_goes_on_after_a_break():
     assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items())
 
 
+def test_a_second_training_run_forgets_the_snapshots_of_the_first():
+    posterior = point(2, 2).eval()
+    train(posterior, 4)
+    posterior.after_step(1, 4)
+    assert posterior.held == 0
+
+
+def test_an_adapter_that_is_not_trained_keeps_its_snapshots():
+    """As one that is active while another is trained."""
+    posterior = point(2, 2).eval()
+    train(posterior, 4)
+    before = drawn(posterior)
+    train(posterior.requires_grad_(False), 8)
+    assert drawn(posterior) == before
+
+
 def test_starting_from_a_lora_forgets_the_snapshots():
     posterior = point(2, 2).eval()
     train(posterior, 4)

@@ -98,6 +98,22 @@ def test_every_architecture(architecture):
     assert written[0, 4:].tolist() == [row[0] for row in rows][: written.shape[1] - 4]
 
 
+def test_averages_are_those_of_evaluation_though_the_model_is_in_training():
+    """In which a mixture over snapshots would be the point that is trained."""
+    model = adapted(posterior="decoupled", settings={"components": 1}, snapshots=2, members=2)
+    for step in (1, 2):
+        with torch.no_grad():
+            for parameter in find_holder(model).parameters():
+                parameter.mul_(1.5)
+        find_holder(model).after_step(step, 2)
+    found = []
+    for training in (False, True):
+        with posterior_predictive(model.train(training), samples=2):
+            found.append(logits(model))
+        assert model.training == training
+    assert torch.equal(*found)
+
+
 def test_the_base_model_is_not_averaged():
     """Without its adapters a model has no draws to average: not even where rows could be taken for them."""
     model = adapted()

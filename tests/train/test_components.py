@@ -54,7 +54,14 @@ def test_losses_of_steps_add_up_and_few_examples_say_nothing():
     ],
 )
 def test_those_far_worse_than_the_others_have_failed(means, failed):
-    assert failed_components(means) == failed
+    assert failed_components(means, untrained=1.39) == failed
+
+
+@pytest.mark.parametrize(
+    "means", [[0.302, 0.11, 0.141, 0.161], [0.0193, 0.0067, 0.009, 0.008], [1e-6, 1e-7, 1e-7, 1e-7]]
+)
+def test_one_that_has_learnt_well_is_not_replaced_by_one_that_is_better(means):
+    assert failed_components(means, untrained=1.39) == []
 
 
 def test_a_copy_takes_what_the_optimiser_knows_along():

@@ -20,8 +20,8 @@ from transformers import (
 from adapter.cases import SIZES, VOCABULARY, adapted, base_model, config, logits, tokens
 from bayeslora import BayesLoraConfig, find_holder
 from bayeslora.adapter import lean_layers
-from bayeslora.train import BayesLoraTrainer, BayesLoraTrainerMixin
-from bayeslora.train.optimise import parameter_kinds
+from bayeslora.train import BayesLoraSFTTrainer, BayesLoraTrainer, BayesLoraTrainerMixin
+from bayeslora.train.optimise import multiplier_of, parameter_kinds
 from rounding import summed
 from tiers import some
 from train.two_processes import on_two_processes
@@ -308,6 +308,16 @@ def test_a_constant_of_the_kl_does_not_hide_the_loss_in_the_log(tmp_path):
     assert log["kl_conditional"] > 10 * log["kl_mean"] > 0
 
 
+def test_an_evaluation_takes_nothing_from_the_log_of_training(tmp_path):
+    told = arguments(tmp_path, max_steps=4, logging_steps=4, eval_strategy="steps", eval_steps=3)
+    trainer = BayesLoraTrainer(model=adapted(**SETTINGS), args=told, train_dataset=Rows(8), eval_dataset=Rows(4))
+    trainer.train()
+    evaluated = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    (trained,) = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert trained["loss"] == pytest.approx(trained["nll"] + trained["kl_weighted"], rel=1e-3)
+    assert evaluated and not any("nll" in entry for entry in evaluated)
+
+
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_the_log_adds_up_and_has_the_rate_that_was_set(tmp_path, accumulation):
     settings = {"per_device_train_batch_size": 8 // accumulation, "gradient_accumulation_steps": accumulation}
@@ -322,12 +332,15 @@ def test_the_log_adds_up_and_has_the_rate_that_was_set(tmp_path, accumulation):
     assert len({group["lr"] for group in trainer.optimizer.param_groups}) > 1
 
 
-def test_no_weight_decay_on_the_posterior(tmp_path):
-    model = adapted()
-    trainer = BayesLoraTrainer(model=model, args=arguments(tmp_path), train_dataset=Rows(8))
-    assert not trainer.get_decay_parameter_names(model) or all(
-        "weight_posterior" not in name for name in trainer.get_decay_parameter_names(model)
-    )
+def test_only_points_are_decayed(tmp_path):
+    for told, decayed in (
+        ({"posterior": "inducing"}, []),
+        ({"posterior": "point"}, ["A", "B"]),
+        ({"posterior": "blob"}, ["B"]),
+    ):
+        trainer = BayesLoraTrainer(model=adapted(**told), args=arguments(tmp_path), train_dataset=Rows(8))
+        names = [it for it in trainer.get_decay_parameter_names(trainer.model) if "weight_posterior" in it]
+        assert sorted({name.rpartition("default.")[2][0] for name in names}) == decayed
 
 
 def test_kinds_of_parameters_have_rates_of_their_own(tmp_path):
@@ -344,6 +357,20 @@ def test_kinds_of_parameters_have_rates_of_their_own(tmp_path):
             assert rates[id(parameter)] == pytest.approx(1e-3 * posterior.hints.rate_multipliers.get(kinds[name], 1.0))
     assert sum(len(group["params"]) for group in optimiser.param_groups) == len(kinds)
     assert {group["weight_decay"] for group in optimiser.param_groups} == {0.0}
+
+
+def test_adapters_have_rates_of_their_own(tmp_path):
+    model = adapted(posterior="inducing")
+    model.add_adapter("other", config(posterior="decoupled"))
+    model.base_model.set_adapter(["default", "other"])
+    trainer = BayesLoraTrainer(model=model, args=arguments(tmp_path, learning_rate=1e-3), train_dataset=Rows(8))
+    rates = {id(p): group["lr"] for group in trainer.create_optimizer().param_groups for p in group["params"]}
+    holder = find_holder(model)
+    for name in holder.active:
+        posterior = holder.posterior(name)
+        for own, parameter in posterior.named_parameters():
+            wanted = multiplier_of(posterior.kind(own), posterior.hints.rate_multipliers)
+            assert rates[id(parameter)] == pytest.approx(1e-3 * wanted)
 
 
 def test_the_kl_on_scales_does_not_crush_the_data_gradient(tmp_path):
@@ -560,6 +587,82 @@ def test_a_dataset_without_length_is_refused(tmp_path):
 def test_widths_that_only_their_own_optimiser_may_move_are_refused(tmp_path):
     with pytest.raises(ValueError, match="posterior 'ivon' is trained by steps of its own"):
         BayesLoraTrainer(model=adapted(posterior="ivon"), args=arguments(tmp_path), train_dataset=Rows(8))
+
+
+@pytest.mark.parametrize("posterior", ["laplace", "tfb"])
+def test_posteriors_that_are_fitted_to_a_lora_are_refused(tmp_path, posterior):
+    with pytest.raises(
+        ValueError, match=f"posterior '{posterior}' is fitted to a trained LoRA and learns nothing here"
+    ):
+        BayesLoraTrainer(model=adapted(posterior=posterior), args=arguments(tmp_path), train_dataset=Rows(8))
+
+
+@pytest.mark.parametrize("accumulation", [2, 4])
+def test_an_amortised_kl_of_labels_of_examples_counts_once_under_accumulation(tmp_path, accumulation):
+    """The trainer divides the whole objective there."""
+
+    def gradient(parts):
+        torch.manual_seed(0)
+        base = LlamaForSequenceClassification(LlamaConfig(**SIZES, num_labels=3, pad_token_id=0))
+        model = get_peft_model(
+            base, BayesLoraConfig(task_type="SEQ_CLS", posterior="contextual", target_modules=["q_proj"])
+        )
+        rows = [{"input_ids": ids, "labels": k % 3} for k, ids in enumerate(tokens(batch=4))]
+        told = arguments(
+            tmp_path,
+            max_steps=1,
+            per_device_train_batch_size=4 // parts,
+            gradient_accumulation_steps=parts,
+            max_grad_norm=0.0,
+        )
+        trainer = BayesLoraTrainer(model=model, args=told, train_dataset=rows)
+        trainer.train()
+        return trainer.state.log_history[0]["kl_weighted"]
+
+    assert gradient(accumulation) == pytest.approx(gradient(1), rel=0.3)  # its noise differs
+
+
+def test_label_smoothing_of_trl_learns_the_kl_at_the_draw_of_the_loss(tmp_path):
+    """It computes the loss with a pass of its own, without gradients, before the backward pass."""
+    trl = pytest.importorskip("trl")
+    rows = datasets.Dataset.from_list([{"prompt": "3 4 5", "completion": " 6 7"}] * 8)
+    given = {"report_to": [], "use_cpu": True, "bf16": False, "save_strategy": "no", "disable_tqdm": True}
+
+    def moved(**settings):
+        model = adapted(posterior="inducing", target_modules=["q_proj"], settings={"flow_depth": 1})
+        model.seed_draws(0)
+        args = trl.SFTConfig(str(tmp_path), max_steps=1, learning_rate=1e-3, max_grad_norm=0.0, **given, **settings)
+        trainer = BayesLoraSFTTrainer(model, args=args, train_dataset=rows, processing_class=words())
+        trainer.train()
+        return {name: p.detach().clone() for name, p in model.named_parameters() if ".flow" in name}
+
+    checkpointed, kept = (
+        moved(label_smoothing_factor=0.1),
+        moved(label_smoothing_factor=0.1, gradient_checkpointing=False),
+    )
+    for name, value in kept.items():
+        torch.testing.assert_close(checkpointed[name], value)
+
+
+def test_trl_predicts_texts_that_it_compares_by_the_same_network(tmp_path):
+    trl = pytest.importorskip("trl")
+    trainer = preferring(tmp_path, base_model())
+    assert find_holder(trainer.model).most_draws == 1
+    rows = datasets.Dataset.from_list([{"prompt": "3 4 5", "completion": " 6 7"}] * 4)
+    args = trl.SFTConfig(str(tmp_path), report_to=[], use_cpu=True, bf16=False)
+    trainer = BayesLoraSFTTrainer(adapted(), args=args, train_dataset=rows, processing_class=words())
+    assert find_holder(trainer.model).most_draws is None
+
+
+def test_aiming_leaves_no_trace_in_the_metrics_of_trl(tmp_path):
+    trl = pytest.importorskip("trl")
+    rows = datasets.Dataset.from_list([{"prompt": "3 4 5", "completion": " 6 7"}] * 4)
+    args = trl.SFTConfig(str(tmp_path), report_to=[], use_cpu=True, bf16=False)
+    trainer = BayesLoraSFTTrainer(
+        adapted(**SETTINGS | {"init_weights": True}), args=args, train_dataset=rows, processing_class=words()
+    )
+    trainer._aim()
+    assert not any(trainer._metrics["eval"].values())
 
 
 def test_it_aims_at_the_gradient_of_the_first_batches_and_changes_nothing_else(tmp_path):

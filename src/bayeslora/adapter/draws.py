@@ -54,7 +54,7 @@ class Draws:
             yield from inner.tensors
 
 
-@dataclass
+@dataclass(eq=False)
 class Mode:
     """What a forward pass uses; see the table in :mod:`bayeslora.adapter.holder`."""
 

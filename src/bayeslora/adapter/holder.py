@@ -8,6 +8,9 @@ training         one fresh draw per forward pass
 evaluation       the posterior mean, computed once and cached
 :meth:`draw`     those draws, until another call changes that
 ===============  =====================================================
+
+A training pass without gradients uses the draw of a pass before it whose gradient has not been taken: both belong to one step,
+and the KL of that step is the one at this draw.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from bayeslora.adapter.draw_expansion import DrawExpansion, Stack, batch_rows
 from bayeslora.adapter.draws import Draws, Mode
 from bayeslora.adapter.expansion_trial import may_begin
 from bayeslora.adapter.factor_source import FactorSource
+from bayeslora.adapter.gradient_draws import GradientDraws, in_backward
 from bayeslora.adapter.kl_reminder import KLReminder
 from bayeslora.adapter.sound import require_floats
 from bayeslora.adapter.tuner_module import TunerModule
@@ -49,17 +53,20 @@ class PosteriorHolder(TunerModule, Holder):
 
     Attributes:
         fixed: adapters that use their mean in training, too, and drop no inputs.
+        most_draws: among which a batch of training is divided; ``None`` leaves it to the posterior.
     """
 
     adapter_layer_names = ("bayeslora_posterior",)
     weight = bias = None
     in_features = out_features = 0
+    _disable_adapters: bool
 
     def __init__(self, base_fingerprint: str | None = None) -> None:
         super().__init__()
         self.base_fingerprint = base_fingerprint
         self.bayeslora_posterior = nn.ModuleDict()
         self.fixed: set[str] = set()
+        self.most_draws: int | None = None
         self._source = FactorSource(self.bayeslora_posterior)
         self._reminder = KLReminder()
         self._forget()
@@ -70,6 +77,8 @@ class PosteriorHolder(TunerModule, Holder):
         self._mode = Mode()
         self._kept: dict[tuple[Any, ...], Mode] = {}  # draws from seeds, by their settings
         self._drawn: dict[str, Draws] = {}
+        self._prepared: tuple[Mode, bool] = Mode(), False  # what the last pass used, and whether in training
+        self._learning = GradientDraws()
         self._mixed: list[str] | None = None
         self._bridge: Bridge | None = None
         self._rows = 1  # of the batch
@@ -252,28 +261,48 @@ class PosteriorHolder(TunerModule, Holder):
         """Context manager that restores the current draws on exit."""
         return _Restoring(self, self._mode)
 
+    @contextmanager
+    def one_draw(self) -> Iterator[None]:
+        """Inside the block, all passes of training share one draw, as the tokens of a text must."""
+        with self.restoring():
+            if self.training and self._mode.kind == "automatic" and not (self.merged or self.disable_adapters):
+                with torch.no_grad():
+                    self.draw()
+            yield
+
     def seed(self, seed: int) -> None:
         """Draw from a separate generator with this seed from now on, instead of the global one."""
         self._source.seed(seed)
 
     def factors(self, adapter: str, layer: str) -> LayerFactors:
         """Factors of one layer for the current forward pass."""
-        drawn = self._drawn.get(adapter)
-        if drawn is None:
-            raise RuntimeError(
-                f"no factors were prepared for adapter {adapter!r}: call the whole model, not a part of it, or use draw()"
-            )
-        return drawn.layers[layer]
+        return self._of_this_pass(adapter).layers[layer]
 
     def inner(self, adapter: str, layer: str) -> Inner | None:
         """Computation of one layer before ``B`` in the current forward pass, if it is more than ``A x``."""
-        return self._drawn[adapter].inners.get(layer)
+        return self._of_this_pass(adapter).inners.get(layer)
+
+    def _of_this_pass(self, adapter: str) -> Draws:
+        """The draws that were prepared for the pass; in a backward pass, which runs checkpointed layers again, of training."""
+        if torch.compiler.is_compiling():
+            return self._drawn[adapter]
+        if in_backward():
+            return self._learning.recall(adapter) or self._drawn[adapter]
+        mode, training = self._prepared
+        if mode is not self._mode or training != self.training or adapter not in self._drawn:
+            if self.training or not (self._mode.settled or self._mode.layers == "all"):
+                raise RuntimeError(
+                    f"no factors were prepared for adapter {adapter!r}: call the whole model, not a part of it, or use draw()"
+                )
+            self._drawn[adapter] = self._factors_for(adapter)  # a part of the model was called by itself
+        return self._drawn[adapter]
 
     def factors_in_use(self) -> dict[str, Factors]:
         """The factors that a forward pass uses now, by adapter, for passes that are replayed and never call a layer.
 
         As after a forward pass, :meth:`kl` is then that of these draws.
         """
+        self._prepared = self._mode, self.training
         self._drawn.update({name: self._factors_for(name) for name in self.active})
         return {name: self._drawn[name].factors for name in self.active}
 
@@ -344,8 +373,14 @@ class PosteriorHolder(TunerModule, Holder):
     @torch.compiler.disable
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._rows = batch_rows(args, kwargs)
+        self._prepared = self._mode, self.training
         for name in self.active if self._mixed is None else self._mixed:
             self._drawn[name] = self._factors_for(name)
+        if self.training and torch.is_grad_enabled():
+            random = self._mode.kind != "mean" and any(self.posterior(it).spread != "nothing" for it in self.active)
+            self._learning.begin(self._drawn, random)
+        else:
+            self._learning.tidy()
 
     @torch.compiler.disable
     def settle(self, root: nn.Module) -> None:
@@ -416,6 +451,9 @@ class PosteriorHolder(TunerModule, Holder):
             return self._held(name)
         if self._mode.kind == "automatic" and self.training and name not in self.fixed:
             self._kept = {}
+            waiting = None if torch.is_grad_enabled() else self._learning.waiting(name)
+            if waiting is not None and self._rows % waiting.n == 0 and self._source.is_current(name, waiting):
+                return waiting
             if torch.is_grad_enabled():
                 self._reminder.trained(name, self.posterior(name))
             return self._source.wrap(name, self._source.draw(name, self._draws_of(name), self.generator, "independent"))
@@ -423,7 +461,7 @@ class PosteriorHolder(TunerModule, Holder):
 
     def _draws_of(self, name: str) -> int:
         """Number of draws of a training pass: at most what the posterior recommends, and a divisor of the batch's rows."""
-        most = min(self.posterior(name).hints.draws, self._rows)
+        most = min(self.posterior(name).hints.draws, self.most_draws or self._rows, self._rows)
         return max((n for n in range(1, most + 1) if self._rows % n == 0), default=1)
 
     def _held(self, name: str) -> Draws:
@@ -448,6 +486,7 @@ class PosteriorHolder(TunerModule, Holder):
         """Give the layers leaves, and let the first activation connect them to the draw."""
         self._bridge, crossing = Bridge.across({name: self._drawn[name] for name in self.active})
         self._drawn.update(crossing)
+        self._learning.replace(self._drawn)
         return self._bridge.hang(root, args, kwargs)
 
     # PEFT's interface of a tuner layer ------------------------------------------------------------------------------
@@ -465,6 +504,7 @@ class PosteriorHolder(TunerModule, Holder):
         """Remove an adapter and everything drawn from it."""
         super().delete_adapter(adapter_name)
         self._source.forget(adapter_name)
+        self._learning = GradientDraws()
         for kept in (self._drawn, self._mode.held):
             kept.pop(adapter_name, None)
         self.fixed.discard(adapter_name)

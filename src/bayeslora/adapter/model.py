@@ -58,7 +58,8 @@ class BayesLoraModel(BaseTuner):
                 f"generate cannot use {n} draws with fan_out=True, for which the model returns {n} rows for each text; leave out "
                 f"fan_out and give the batch {n} times, or use posterior_predictive, which averages the draws"
             )
-        return self.model.generate(*args, **kwargs)
+        with self.holder.one_draw():
+            return self.model.generate(*args, **kwargs)
 
     # Draws --------------------------------------------------------------------------------------------------------
 
@@ -100,12 +101,16 @@ class BayesLoraModel(BaseTuner):
         self.holder.deterministic()
         return restoring
 
-    def automatic(self) -> None:
+    def automatic(self, draws: int | None = None) -> None:
         """Return to the default: fresh draws in every forward pass of training, the posterior mean in evaluation.
 
-        Several draws share a batch of training where the posterior recommends it; their number divides that of the rows.
+        Args:
+            draws: number of draws among which a batch of training is divided, at most; it divides the number of rows. Without
+                it the posterior decides. Give 1 if the loss compares rows of a batch with each other, as those of preferences
+                and contrastive losses do: such rows have to be predicted by the same network.
         """
         self.holder.automatic()
+        self.holder.most_draws = draws
 
     def seed_draws(self, seed: int) -> None:
         """Draw from a separate generator instead of torch's global one, so that draws are reproducible."""

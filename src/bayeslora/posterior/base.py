@@ -262,7 +262,11 @@ class Posterior(nn.Module, ABC):
 
     def after_step(self, step: int, steps: int) -> None:
         """Called after each of ``steps`` optimiser steps, counted from 1, while the gradients are still there."""
+        if not any(parameter.requires_grad for parameter in self.parameters()):
+            return  # this adapter is not being trained
         self._after_step(step, steps)
+        if self.snapshots.kept and step == 1:
+            self.get_buffer("taken").zero_()  # those of an earlier run
         if self.snapshots.kept and self.snapshots.due(step, steps):
             self._take_snapshot()
 

@@ -14,7 +14,7 @@ from bayeslora.posterior.factors import Factors
 from bayeslora.posterior.hints import TrainingHints
 from bayeslora.posterior.inner import Flipout
 from bayeslora.posterior.kl import KL, gaussian_kl
-from bayeslora.posterior.layers import LayerGroup, lora_start
+from bayeslora.posterior.layers import LayerGroup, lora_start, trainable_rows
 from bayeslora.posterior.noise import Noise
 
 FlipoutMode = Literal["token", "sequence", "off"]
@@ -91,7 +91,8 @@ class BlobPosterior(Posterior):
 
     def _start_from(self, factors: Factors) -> None:
         for group, A, B in zip(self.groups, factors.A, factors.B, strict=True):
-            self.get_parameter(f"mean_A_{group.key}").copy_(A[:, 0])
+            own = self.get_parameter(f"mean_A_{group.key}")
+            own.copy_(trainable_rows(A[:, 0], B[:, 0], own))
             self.get_parameter(f"B_{group.key}").copy_(B[:, 0])
 
     def _kl(self, factors: Factors | None, source: Noise) -> KL:

@@ -34,7 +34,7 @@ from bayeslora.posterior.kl import (
     standard_normal_energy,
     standard_normal_kl,
 )
-from bayeslora.posterior.layers import LayerGroup, lora_start
+from bayeslora.posterior.layers import LayerGroup, lora_start, trainable_rows
 from bayeslora.posterior.noise import Noise
 from bayeslora.posterior.projection import Side, project
 from bayeslora.posterior.snapshots import side_by_side
@@ -294,9 +294,11 @@ class DecoupledPosterior(Posterior):
 
     def _start_from(self, factors: Factors) -> None:
         for group, A, B in zip(self.groups, factors.A, factors.B, strict=True):
-            for factor, given in (("A", A), ("B", B)):
-                parameter = self.get_parameter(self._name(group, factor))
-                parameter.copy_((given if self.config.components > 1 else given[:, 0]).expand_as(parameter))
+            own_a, own_b = (self.get_parameter(self._name(group, factor)) for factor in ("A", "B"))
+            if self.config.components == 1:
+                A, B = A[:, 0], B[:, 0]
+            own_a.copy_(trainable_rows(A, B, own_a))
+            own_b.copy_(B.expand_as(own_b))
 
     def _kl(self, factors: Factors | None, source: Noise) -> KL:
         outside, means = [], []

@@ -14,7 +14,7 @@ from bayeslora.posterior.base import Posterior
 from bayeslora.posterior.factors import Factors
 from bayeslora.posterior.hints import TrainingHints
 from bayeslora.posterior.kl import KL, gaussian_kl
-from bayeslora.posterior.layers import LayerGroup, lora_start
+from bayeslora.posterior.layers import LayerGroup, lora_start, trainable_rows
 from bayeslora.posterior.noise import Noise
 
 BAND = 0.5
@@ -60,7 +60,8 @@ class GaussianFactors(Posterior):
 
     def _start_from(self, factors: Factors) -> None:
         for group, A, B in zip(self.groups, factors.A, factors.B, strict=True):
-            self.get_parameter(f"mean_A_{group.key}").copy_(A[:, 0])
+            own = self.get_parameter(f"mean_A_{group.key}")
+            own.copy_(trainable_rows(A[:, 0], B[:, 0], own))
             self.get_parameter(f"mean_B_{group.key}").copy_(B[:, 0])
 
 

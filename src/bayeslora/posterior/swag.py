@@ -75,8 +75,6 @@ class SwagPosterior(PointPosterior):
     @torch.no_grad()
     def _after_step(self, step: int, steps: int) -> None:
         """Collect the iterate if it is due (Welford's method: the variance is not a difference of large numbers)."""
-        if not any(parameter.requires_grad for parameter in self.parameters()):
-            return  # this adapter is not being trained
         if step == 1:
             self._forget()  # the iterates of an earlier run
         if not self.config.due(step, steps):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bayeslora.adapter.base import ATTRIBUTE, Holder, find_any_holder
 from bayeslora.adapter.lean_layers import lean_predictions
-from bayeslora.adapter.sampling import Sampling
+from bayeslora.adapter.sampling import Sampling, evaluating
 from bayeslora.errors import InputError
 
 Observer = Callable[[Tensor], None]
@@ -119,7 +119,7 @@ def posterior_predictive(
         observe: callback with the predictions of all draws before averaging.
     """
     holder = find_any_holder(model)
-    with lean_predictions(model), holder.restoring():
+    with evaluating(model), lean_predictions(model), holder.restoring():
         n = Sampling(samples, seed, layers).put_into_use(holder, fan_out=True)
         with averaging(model, n, observe) as state:
             yield state

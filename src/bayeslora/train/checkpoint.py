@@ -7,6 +7,7 @@ the seed and the step, so no generator states are saved.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -36,7 +37,8 @@ class TrainingState:
         stopped: whether training ended early.
         history: one record per evaluation.
         train_nll: sum over the questions of the current epoch, and their number.
-        components: the same by component, where the posterior is a mixture.
+        untrained_nll: training NLL of the first step, hence of the model as it was.
+        components: sums like ``train_nll`` by component, where the posterior is a mixture.
         restarted: components that were replaced since the last evaluation.
         seconds: training time, over all attempts.
         step_seconds: the part of it spent in steps, without evaluations.
@@ -49,6 +51,7 @@ class TrainingState:
     stopped: bool = False
     history: list[dict[str, Any]] = field(default_factory=list)
     train_nll: tuple[float, int] = (0.0, 0)
+    untrained_nll: float = math.inf
     components: ComponentLosses = field(default_factory=ComponentLosses)
     restarted: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0

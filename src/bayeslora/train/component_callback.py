@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.utils.data import Subset
 from transformers import Trainer, TrainerCallback
 
 from bayeslora.adapter.elbo import IGNORED
-from bayeslora.adapter.holder import find_holder
+from bayeslora.adapter.holder import PosteriorHolder, find_holder
 from bayeslora.adapter.sampling import evaluating
 from bayeslora.train.batches import predicts_next_tokens, rows_at_once, split_rows
 from bayeslora.train.components import FEWEST, replace_failed
@@ -45,25 +46,27 @@ class ReplaceFailedComponents(TrainerCallback):
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Look for such components, and replace them."""
+    def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        """Look for such components after the last step of an epoch, and replace them; the trainer saves after that."""
+        if abs(state.epoch - round(state.epoch)) > 1e-6:
+            return
         parameters = find_holder(self._trainer.model).component_parameters()
         sharded = self._trainer.is_fsdp_enabled or self._trainer.is_deepspeed_enabled
         if not parameters or sharded or not predicts_next_tokens(self._trainer.model):
             return
         devices = [args.device] if args.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            means = self._losses(components=parameters[0].shape[1], seed=state.global_step)
-        for it in replace_failed(parameters, optimizer, means):
+            untrained, *means = self._losses(components=parameters[0].shape[1], seed=state.global_step) or [0.0]
+        for it in replace_failed(parameters, optimizer, means, untrained):
             if state.is_world_process_zero:
                 log.warning("epoch %g: %s", state.epoch, it)
 
     @torch.no_grad()
     def _losses(self, components: int, seed: int) -> list[float]:
-        """Mean loss per label of each component; empty if there are no labels of tokens."""
+        """Mean loss per label of the base model and of each component; empty if there are no labels of tokens."""
         trainer, model = self._trainer, self._trainer.model
         holder = find_holder(model)
-        sums = torch.zeros(2, components, device=trainer.args.device)
+        sums = torch.zeros(2, 1 + components, device=trainer.args.device)
         with evaluating(model), holder.restoring():
             holder.train()  # or a posterior with snapshots would draw from these
             holder.draw(components, torch.Generator().manual_seed(seed))  # one of each
@@ -71,10 +74,12 @@ class ReplaceFailedComponents(TrainerCallback):
             for inputs in self._examples():
                 if sums[1, 0] >= ENOUGH:
                     continue
+                with _base_alone(holder), trainer.compute_loss_context_manager():
+                    sums[:, 0] += _loss_and_labels(model, inputs)
                 for k in range(components):
                     with holder.restoring(), trainer.compute_loss_context_manager():
                         holder.narrow(k, 1)
-                        sums[:, k] += _loss_and_labels(model, inputs)
+                        sums[:, 1 + k] += _loss_and_labels(model, inputs)
         Processes(trainer.args.process_index, trainer.args.world_size).add_up([sums])
         total, labels = sums.tolist()
         return [a / b for a, b in zip(total, labels, strict=True)] if all(labels) else []
@@ -89,6 +94,16 @@ class ReplaceFailedComponents(TrainerCallback):
             if _labels_tokens(batch):  # or TRL may write texts to prepare it
                 inputs = self._trainer._prepare_inputs(batch)
                 yield from split_rows(inputs, rows_at_once(self._trainer, inputs))
+
+
+@contextmanager
+def _base_alone(holder: PosteriorHolder) -> Iterator[None]:
+    """Disable the adapters inside the block. PEFT's own way of it also changes which parameters are trained."""
+    holder._disable_adapters, before = True, holder._disable_adapters
+    try:
+        yield
+    finally:
+        holder._disable_adapters = before
 
 
 def _labels_tokens(batch: Any) -> bool:

@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 
 FAILED = 2.0
-"""A component has failed if its training loss over an epoch is this many times the median of the others."""
+"""A component has failed if its training loss over an epoch is this many times the median of the others, and ..."""
+
+UNTRAINED = 0.8
+"""... this share of the loss without training, or of a guess: one that has learnt well is not replaced by one that is better."""
 
 FEWEST = 32
 """Examples of a component in an epoch, below which its loss says too little."""
@@ -69,10 +72,17 @@ def component_figures(
     return found.index_add(1, own, torch.cat([losses.detach().float().unsqueeze(0), sizes])).flatten()
 
 
-def failed_components(means: Sequence[float]) -> list[int]:
-    """Components whose loss shows that they have learnt nothing, never all of them."""
+def failed_components(means: Sequence[float], untrained: float) -> list[int]:
+    """Components whose loss shows that they have learnt nothing, never all of them.
+
+    Args:
+        means: training loss of every component.
+        untrained: loss before training, or of a uniform guess if that is lower.
+    """
     others = [[*means[:k], *means[k + 1 :]] for k in range(len(means))]
-    return [k for k, loss in enumerate(means) if others[k] and loss > FAILED * median(others[k])]
+    return [
+        k for k, loss in enumerate(means) if others[k] and loss > max(FAILED * median(others[k]), UNTRAINED * untrained)
+    ]
 
 
 @dataclass(frozen=True)
@@ -97,10 +107,10 @@ class Replaced:
 
 
 def replace_failed(
-    parameters: Sequence[Tensor], optimiser: torch.optim.Optimizer, means: Sequence[float]
+    parameters: Sequence[Tensor], optimiser: torch.optim.Optimizer, means: Sequence[float], untrained: float
 ) -> Iterator[Replaced]:
-    """Let components that have failed by their losses go on as copies of the best."""
-    for failed in failed_components(means):
+    """Let components that have failed by their losses (see :func:`failed_components`) go on as copies of the best."""
+    for failed in failed_components(means, untrained):
         best = min(range(len(means)), key=means.__getitem__)
         copy_component(parameters, optimiser, best, failed)
         yield Replaced(failed, best, means)

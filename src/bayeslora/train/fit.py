@@ -107,9 +107,12 @@ class Fit(Generic[Lesson]):
         self._order: tuple[int, Sequence[int]] | None = None
         self._kl: dict[str, float] = {}  # its terms and their weight, at the last step read
         # the examples may be too many for memory, so they are read once
-        sizes = [(self.objective.terms(it), self.objective.length(it)) for it in self.examples]
-        self._terms: float = sum(terms for terms, _ in sizes) / max(1, len(sizes))
-        self._lengths = [length for _, length in sizes]
+        sizes = [
+            (self.objective.terms(it), self.objective.length(it), self.objective.guess(it)) for it in self.examples
+        ]
+        self._terms: float = sum(terms for terms, *_ in sizes) / max(1, len(sizes))
+        self._lengths = [length for _, length, _ in sizes]
+        self._guess = sum(guess for *_, guess in sizes) / max(1, sum(terms for terms, *_ in sizes))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -245,6 +248,8 @@ class Fit(Generic[Lesson]):
         total, count = state.train_nll
         terms = sum(map(self.objective.terms, taken.examples))
         state.train_nll = (total + nll, count + terms)
+        if taken.step == 0:
+            state.untrained_nll = nll / terms
         self._kl = {**kl, "weight": taken.kl_weight}
         if self.log is not None:
             figures = {"nll": nll / terms, **{f"kl_{name}": value for name, value in kl.items()}}
@@ -320,7 +325,7 @@ class Fit(Generic[Lesson]):
         """Let components that have learnt nothing in this epoch go on as copies of the best."""
         means, state.components = state.components.means(), ComponentLosses()
         epoch = state.step // self.steps_per_epoch
-        for it in replace_failed(self._mixture, self._steps.optimiser, means):
+        for it in replace_failed(self._mixture, self._steps.optimiser, means, min(state.untrained_nll, self._guess)):
             restarted = {"epoch": epoch, "component": it.component, "from": it.source, "train_nll": means}
             state.restarted.append(restarted)
             self.report.say(f"epoch {epoch}/{self._epochs}: {it}")

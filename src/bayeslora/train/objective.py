@@ -51,6 +51,9 @@ class Objective(Protocol[Learnt]):
     def terms(self, example: Learnt) -> int:
         """Number of answers or tokens in an example."""
 
+    def guess(self, example: Learnt) -> float:
+        """Cross-entropy of a uniform guess; infinite where nobody would guess."""
+
     def length(self, example: Learnt) -> int:
         """Tokens that an example takes in a batch, if it is worth having examples of similar length in one; else 0."""
 
@@ -85,6 +88,10 @@ class QuestionObjective:
     def terms(self, example: Example) -> int:
         """One answer."""
         return 1
+
+    def guess(self, example: Example) -> float:
+        """All options are equally probable."""
+        return math.log(len(example.encoded.option_ids))
 
     def length(self, example: Example) -> int:
         """Not used: questions are short, and each batch is a random one."""
@@ -142,6 +149,10 @@ class TokenObjective:
     def terms(self, example: EncodedText) -> int:
         """One for each token."""
         return example.terms
+
+    def guess(self, example: EncodedText) -> float:
+        """Infinite: a base model is far better than a uniform guess."""
+        return math.inf
 
     def length(self, example: EncodedText) -> int:
         """All tokens: rows are padded to the longest of a batch."""

@@ -7,9 +7,10 @@ normalised already; the gradient exchange averages over processes.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property, partial
+from functools import partial
 from inspect import signature
 from itertools import islice
 from pathlib import Path
@@ -30,6 +31,8 @@ from bayeslora.adapter.version_counters import raise_versions
 from bayeslora.posterior.base import HALF
 from bayeslora.posterior.ivon import IvonPosterior
 from bayeslora.posterior.kl import KLScaling
+from bayeslora.posterior.laplace import LaplacePosterior
+from bayeslora.posterior.tfb import TfbPosterior
 from bayeslora.train.batches import split_rows
 from bayeslora.train.component_callback import ReplaceFailedComponents
 from bayeslora.train.objective import KLWeight
@@ -94,6 +97,10 @@ class BayesLoraTrainerMixin(_Base):
         if not own_reference:
             _fix_reference(self.model)
         restore_full_precision(self.model)
+        if (
+            self._is_of_trl and not self._is_sft
+        ):  # chosen and rejected texts, say, have to be predicted by the same network
+            find_holder(self.model).most_draws = 1
         _require_gradients_of_adam(self.model)
         _require_own_loss(self.model, self.args)
         self.add_callback(_Steps())
@@ -133,9 +140,12 @@ class BayesLoraTrainerMixin(_Base):
         step, steps = self.state.global_step, self.state.max_steps
         return weight.at(step, steps, examples=len(self.train_dataset), batch_size=batch)
 
-    @cached_property
+    @property
     def _lean(self) -> AbstractContextManager[None]:
-        return lean_layers(self.model, self.args.device)
+        """Leaner layers; found once for every model, of which ``model_init`` makes several."""
+        if getattr(self, "_found_lean", (None,))[0] is not self.model:
+            self._found_lean = self.model, lean_layers(self.model, self.args.device)
+        return self._found_lean[1]
 
     def compute_loss(
         self,
@@ -156,7 +166,9 @@ class BayesLoraTrainerMixin(_Base):
         loss = _counted(loss, labels)
         parts = self._micro_batches(num_items_in_batch)
         weight = self.kl_weight / self._terms(labels, num_items_in_batch)
-        bound = elbo(find_holder(self.model), loss, weight, parts=parts)
+        # a KL that is a sum over the examples of a part is not to be divided where the trainer divides everything
+        divided = self.current_gradient_accumulation_steps // parts
+        bound = elbo(find_holder(self.model), loss, weight, parts=parts, draws=divided)
         self._note(bound, loss, parts)
         return (bound.learnt, outputs) if return_outputs else bound.learnt
 
@@ -165,7 +177,7 @@ class BayesLoraTrainerMixin(_Base):
         if self.aim == 0 or self.is_fsdp_enabled or self.is_deepspeed_enabled:
             return
         devices = [self.args.device] if self.args.device.type == "cuda" else []
-        training = self.model.training
+        training, metrics = self.model.training, copy.deepcopy(getattr(self, "_metrics", None))
         self.model.eval()
         with torch.random.fork_rng(devices):
             prepared = self.get_train_dataloader()
@@ -178,6 +190,8 @@ class BayesLoraTrainerMixin(_Base):
             processes = Processes(self.args.process_index, self.args.world_size)
             find_holder(self.model).aim((partial(self.compute_loss, self.model, it) for it in inputs), processes.add_up)
         self.model.train(training)
+        if metrics is not None:
+            self._metrics = metrics  # TRL's, of evaluation
 
     def _terms(self, labels: Tensor | None, num_items_in_batch: Tensor | int | None) -> Tensor | float:
         """Labels per example over which the loss is a mean: those of the whole step if the trainer has counted them."""
@@ -233,27 +247,32 @@ class BayesLoraTrainerMixin(_Base):
         optimiser: torch.optim.Optimizer = super().create_optimizer(*args, **kwargs)
         if fresh:
             kinds = parameter_kinds(self.model)
-            kind_of = {id(p): kinds[name] for name, p in self.model.named_parameters() if name in kinds}
-            rates = {kind: multiplier_of(kind, self._multipliers()) for kind in dict.fromkeys(kind_of.values())}
+            named = {id(p): name for name, p in self.model.named_parameters() if name in kinds}
+            kind_of = {key: (kinds[name], self._multiplier(name, kinds[name])) for key, name in named.items()}
             optimiser.param_groups[:] = [
                 {**group, "params": members, "lr": group["lr"] * rate, "multiplier": rate}
                 for group in optimiser.param_groups
-                for kind, rate in rates.items()
-                if (members := [p for p in group["params"] if kind_of[id(p)] == kind])
+                for kind, rate in dict.fromkeys(kind_of.values())
+                if (members := [p for p in group["params"] if kind_of[id(p)] == (kind, rate)])
             ]
         return optimiser
 
-    def _multipliers(self) -> Mapping[str, float]:
+    def _multiplier(self, name: str, kind: str) -> float:
+        """Learning rate of a parameter relative to the trainer's, by default what the posterior of its adapter recommends."""
         if self.rate_multipliers is not None:
-            return self.rate_multipliers
+            return multiplier_of(kind, self.rate_multipliers)
         holder = find_holder(self.model)
-        return {
-            kind: rate for name in holder.active for kind, rate in holder.posterior(name).hints.rate_multipliers.items()
-        }
+        own = [it for it in holder.active if f"{ATTRIBUTE}.bayeslora_posterior.{it}." in name]
+        return multiplier_of(kind, holder.posterior((own or holder.active)[0]).hints.rate_multipliers)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Exclude the posterior from weight decay, which would work against the KL on its scales."""
-        return [name for name in super().get_decay_parameter_names(model) if f"{ATTRIBUTE}." not in name]
+        """Exclude all but point estimates from weight decay, which would work against the KL on scales."""
+        kinds = parameter_kinds(model)
+        return [
+            name
+            for name in super().get_decay_parameter_names(model)
+            if kinds.get(name, "weights").startswith("weights")
+        ]
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Save the state of random numbers, and with it what of a posterior's training its file does not have."""
@@ -270,8 +289,9 @@ class BayesLoraTrainerMixin(_Base):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Put the likelihood and the KL as it is weighted first, both averaged since the last report; then what the trainer
         reports, with the learning rate that was set, and the terms of the KL."""
-        found: dict[str, float] = {name: float(torch.stack(it).mean()) for name, it in self._kl_logs.items()}
-        self._kl_logs = {}
+        found: dict[str, float] = {}
+        if "loss" in logs:  # of training, and not of an evaluation
+            found, self._kl_logs = {name: float(torch.stack(it).mean()) for name, it in self._kl_logs.items()}, {}
         first: dict[str, float] = {name: found.pop(name) for name in ("nll", "kl_weighted") if name in found}
         if "learning_rate" in logs and self.optimizer is not None:
             logs["learning_rate"] /= self.optimizer.param_groups[0].get("multiplier", 1.0) or 1.0
@@ -294,10 +314,16 @@ def _fix_reference(model: nn.Module) -> None:
 
 
 def _require_gradients_of_adam(model: nn.Module) -> None:
-    """Refuse a posterior whose widths only its own optimiser may update."""
+    """Refuse a posterior whose widths only its own optimiser may update, or that is fitted to a LoRA after its training."""
     holder = find_holder(model)
-    if any(isinstance(holder.posterior(name), IvonPosterior) for name in holder.active):
-        raise ValueError("posterior 'ivon' is trained by steps of its own; use bayeslora train --method ivon")
+    for posterior in map(holder.posterior, holder.active):
+        if isinstance(posterior, IvonPosterior):
+            raise ValueError("posterior 'ivon' is trained by steps of its own; use bayeslora train --method ivon")
+        if isinstance(posterior, (LaplacePosterior, TfbPosterior)):
+            raise ValueError(
+                f"posterior {posterior.name!r} is fitted to a trained LoRA and learns nothing here; train posterior 'point', "
+                f"and then use bayeslora train --method {posterior.name} --start-from ADAPTER"
+            )
 
 
 def _require_own_loss(model: nn.Module, args: Any) -> None:
