@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -181,6 +182,25 @@ def test_questions_are_asked_as_in_training(run: Path) -> None:
     passages = ("A “number”\nof  hens.\n\n", 'A "number" of hens.\n\n', 'A "number" of hens. ')
     about, same, joined = (trained.answer(f"{it}Is 38 even?", max_new_tokens=1).features for it in passages)
     assert about == same != joined
+
+
+def test_what_is_calibrated_is_asked_as_the_calibration_asked(run: Path, tmp_path: Path) -> None:
+    """Also by an adapter whose own task has no free answers. A chat of several messages has no calibration."""
+    shutil.copytree(run, tmp_path / "run")
+    own, trained = load_run(run), load_run(tmp_path / "run")
+    for model in (own, trained):
+        model.loaded.tokenizer.chat_template = "{% for it in messages %}{{ it['content'] }}\n{% endfor %}"
+    trained.__dict__["result"] = None  # as of an adapter that PEFT or TRL saved
+    single = [{"role": "user", "content": "Is 38 even?"}]
+    want = own.answer("Is 38 even?", max_new_tokens=1)
+    for prompt in ("Is 38 even?", single):
+        [found] = trained.answer([prompt], max_new_tokens=1)
+        assert found.to_dict() == want.to_dict() and trained.asked(prompt) == trained.asked("Is 38 even?")
+    chat = [{"role": "user", "content": "Is 38 odd?"}, {"role": "assistant", "content": "No."}, *single]
+    trained.calibration = replace(trained.calibration, threshold=1.0)
+    told, bare = trained.answer(["Is 38 even?", chat], max_new_tokens=1)
+    assert trained.asked(chat) == chat and told.abstains and not bare.abstains
+    assert bare.confidence == pytest.approx(math.exp(bare.log_probability))
 
 
 @pytest.mark.parametrize(
@@ -368,6 +388,10 @@ def test_texts_are_classified_by_their_labels(tmp_path: Path, capsys: pytest.Cap
     assert result.kind == "labels" and list(result.labels or ()) == ["even", "odd"]
     trained = load_run(tmp_path / "run")
     [answer] = trained.classify(["the number 7"])
+    assert trained.classify("the number 7").probabilities == answer.probabilities
+    for text in ("", "  ", None, "\ud800"):
+        with pytest.raises(InputError, match=r"the text cannot be used: .*; give one with words"):
+            trained.classify([text])  # type: ignore[list-item]
     assert set(answer.choices) == {"even", "odd"} and sum(answer.probabilities) == pytest.approx(1.0)
     assert bayeslora("predict", tmp_path / "run", "--text", "the number 7", "--json", "--quiet") == 0
     assert json.loads(capsys.readouterr().out)["probabilities"] == pytest.approx(list(answer.probabilities))
@@ -403,6 +427,19 @@ def _check_a_file_of_texts(place: Path, trained: TrainedModel, capsys: pytest.Ca
         f"{bad}, line 2: the text cannot be used: empty text; give one with words",
     ]
     assert "no choices" in told[2]
+
+
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        ("x", "questions are str; give a list"),
+        ({"text": "x"}, "questions are dict; give a list"),
+        (["x"], "a question is 'x'; give its"),
+    ],
+)
+def test_what_is_no_list_of_questions_is_refused(run: Path, given: Any, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        load_run(run).predict(given)
 
 
 def test_other_runs_cannot_classify(run: Path) -> None:

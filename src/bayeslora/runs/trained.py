@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -48,9 +48,9 @@ from bayeslora.tasks import (
     require_gold,
     require_options,
 )
-from bayeslora.tasks.answers import FreeQuestion, ask_freely
+from bayeslora.tasks.answers import FreeQuestion, ask_freely, only_question
 from bayeslora.tasks.file import question_item
-from bayeslora.tasks.labelled import labelled_item, text_item
+from bayeslora.tasks.labelled import text_item
 from bayeslora.tasks.rows import normalise
 
 if TYPE_CHECKING:
@@ -99,11 +99,17 @@ class TrainedModel:
 
     def predict(self, items: Sequence[Item | Mapping[str, Any]]) -> Predictions:
         """Predictions of many questions, in their order. A question may be given as the fields of a row; see :meth:`item_of`."""
+        if isinstance(items, (str, Mapping)) or not isinstance(items, Iterable):
+            raise InputError(f"questions are {type(items).__name__}; give a list of them, or ask() one")
         asked = [it if isinstance(it, Item) else self.item_of(it) for it in items]
         return self.predictor()(asked, advance=self.report.stage("predicting"))
 
     def item_of(self, values: Mapping[str, Any]) -> Item:
         """The question of a row: ``{"question": ..., "choices": [...]}``, or ``{"text": ...}`` for a run that classifies."""
+        if not isinstance(values, Mapping):
+            raise InputError(
+                f"a question is {values!r}; give its fields, such as {{'question': ..., 'choices': [...]}} or {{'text': ...}}"
+            )
         if "text" in values and not {"question", "choices"} & values.keys():
             return text_item(values, self._labels())
         return question_item(values)
@@ -169,16 +175,22 @@ class TrainedModel:
     ) -> WrittenAnswer | Results[WrittenAnswer]:
         """Answer in free text, with a confidence, the agreement between draws and what else they would say.
 
-        A text is asked as the questions of the run's own task were, or as a user's message where the model has a chat
-        template; a chat is given as its messages.
+        A text, or a chat of one user's message, is asked as the questions of the calibration were, or of the run's own task;
+        without these, as a user's message where the model has a chat template. Other chats are given to the model as they are:
+        no calibration was made for them, so their confidence is the probability of the answer, and the model does not abstain.
         """
         wanted = self._writing(writing, settings)
         if not wanted.greedy:
             raise InputError(
                 "an answer with a confidence is the most probable one, not a sample; leave out temperature"
             )
-        asked = [self._asked(it) for it in ([prompts] if isinstance(prompts, str) else prompts)]
-        found = self.answer_writer(wanted)(asked)
+        given = [prompts] if isinstance(prompts, str) else list(prompts)
+        writer = self.answer_writer(wanted)
+        bare = replace(writer, calibration=Calibration())
+        written = writer([self.asked(it) for it in given])
+        found = Results(
+            bare.judge(it) if only_question(prompt) is None else it for prompt, it in zip(given, written, strict=True)
+        )
         return found[0] if isinstance(prompts, str) else found
 
     def _writing(self, writing: Writing | None, settings: Mapping[str, Any]) -> Writing:
@@ -191,31 +203,42 @@ class TrainedModel:
         sampling = replace(self._sampling, seed=writing.seed)
         return AnswerWriter(self.model, self.loaded.tokenizer, sampling, writing, self.calibration, same)
 
-    def _asked(self, prompt: Prompt) -> Prompt:
-        """A prompt for a free answer."""
-        if not isinstance(prompt, str):
+    def asked(self, prompt: Prompt) -> Prompt:
+        """A prompt for a free answer, as :meth:`answer` gives it to the model."""
+        question = only_question(prompt)
+        if question is None:
             return prompt
-        if not prompt.strip():
+        if not question.strip():
             raise InputError("a question is empty; give some text")
-        if self.result is not None and self.result.kind == AnswerTask.kind:
-            passage, _, question = prompt.strip().rpartition("\n\n")
+        task = None if self.result is None else self.result.kind
+        if task == AnswerTask.kind or self.calibration.confidence is not None:
+            passage, _, question = question.strip().rpartition("\n\n")
             asked = FreeQuestion("", normalise(question), passage=normalise(passage))  # as rows are read
             return ask_freely(asked, self.loaded.tokenizer)
-        return prompt if self.loaded.tokenizer.chat_template is None else [{"role": "user", "content": prompt}]
+        if not isinstance(prompt, str) or self.loaded.tokenizer.chat_template is None:
+            return prompt
+        return [{"role": "user", "content": prompt}]
 
     @cached_property
     def result(self) -> RunResult | None:
         """The result of the run, if it has one; of an adapter from the hub the kind of its task alone."""
         return self.directory.read_result() if self.directory.result.exists() else read_kind(self.directory)
 
-    def classify(self, texts: Sequence[str], level: float = 0.9) -> Results[Answer]:
-        """Labels of texts, for a run that was trained to classify."""
-        return self.answers(self.predict(self.labelled(texts)), level)
+    @overload
+    def classify(self, texts: str, level: float = 0.9) -> Answer: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def classify(self, texts: Sequence[str], level: float = 0.9) -> Results[Answer]: ...
+
+    def classify(self, texts: str | Sequence[str], level: float = 0.9) -> Answer | Results[Answer]:
+        """Labels of texts, for a run that was trained to classify. One text gives one answer, a list gives a list."""
+        found = self.answers(self.predict(self.labelled([texts] if isinstance(texts, str) else texts)), level)
+        return found[0] if isinstance(texts, str) else found
 
     def labelled(self, texts: Sequence[str]) -> list[Item]:
         """Texts to classify, as questions whose options are the labels of the run."""
         labels = self._labels()
-        return [labelled_item(str(number), normalise(text), labels) for number, text in enumerate(texts)]
+        return [text_item({"id": str(number), "text": text}, labels) for number, text in enumerate(texts)]
 
     def _labels(self) -> Sequence[str]:
         """The labels of the run; refused if it has none."""
@@ -261,7 +284,8 @@ class TrainedModel:
         unfamiliar_by: str | None = None,
         unfamiliar_from: float | None = None,
     ) -> Calibration:
-        """Choose posterior scale, temperature and, for a target error rate or coverage, the threshold; save them.
+        """Choose posterior scale, temperature and, for a target error rate or coverage, the threshold; use them from now on, and
+        save them in place of an earlier calibration.
 
         If no threshold reaches the target, it is left out and the rest is saved; ``warnings`` of the result say so and
         list other doubts.

@@ -100,6 +100,14 @@ def ask_freely(question: FreeQuestion, tokenizer: PreTrainedTokenizerBase) -> st
     return [{"role": "user", "content": f"{question.text}\n\n{INSTRUCTION}"}]
 
 
+def only_question(prompt: str | Sequence[Mapping[str, Any]]) -> str | None:
+    """The question of a prompt that is a text, or a chat of one user's message; ``None`` for any other chat."""
+    if isinstance(prompt, str):
+        return prompt
+    content = prompt[0].get("content") if len(prompt) == 1 and prompt[0].get("role") == "user" else None
+    return content if isinstance(content, str) else None
+
+
 def encode_answer(question: FreeQuestion, tokenizer: PreTrainedTokenizerBase) -> EncodedText:
     """Tokens of the prompt, as ``generate`` makes them, and of the first answer with its end."""
     if not question.answers:
