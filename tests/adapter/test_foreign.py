@@ -244,13 +244,24 @@ def test_gradients_are_right_under_gradient_checkpointing(name):
         torch.testing.assert_close(found[key], value)
 
 
-def test_the_penalty_of_monteclora_is_pefts_loss_and_pvera_has_none():
-    model = made("monteclora").train()
+@pytest.mark.parametrize("settings", [{}, {"use_entropy": False, "kl_loss_weight": 1.0, "num_samples": 3}])
+def test_the_penalty_of_monteclora_is_pefts_loss_in_values_and_gradients(settings):
+    model = made("monteclora", settings).train()
     holder = find_any_holder(model)
     holder.draw(1, generator())
-    with torch.no_grad():
-        model(tokens())
-    assert holder.penalty().item() == model.base_model._get_monteclora_loss().item() > 0
+
+    def outcome(loss):
+        model.zero_grad()
+        loss.backward(retain_graph=True)
+        return loss, {name: p.grad.clone() for name, p in model.named_parameters() if "prior" in name}
+
+    model(tokens())
+    ours, pefts = outcome(holder.penalty()), outcome(model.base_model._get_monteclora_loss())
+    torch.testing.assert_close(ours, pefts, rtol=1e-4, atol=1e-7)
+    assert ours[0] > 0 and find_any_holder(model.eval()).penalty() is None
+
+
+def test_pvera_has_no_penalty_and_neither_has_a_kl():
     assert find_any_holder(made("pvera").train()).penalty() is None
     for name in FOREIGN:
         assert find_any_holder(made(name)).kl().total == 0
@@ -291,7 +302,6 @@ def test_settings_reach_peft():
         (PveraSettings, {"r": 0}),
         (PveraSettings, {"dropout": 1.0}),
         (MontecloraSettings, {"num_samples": 0}),
-        (MontecloraSettings, {"num_samples": 17}),
         (MontecloraSettings, {"sample_scaler": -1.0}),
         (MontecloraSettings, {"kl_loss_weight": float("nan")}),
     ],
@@ -301,8 +311,9 @@ def test_impossible_settings_are_refused(kind, wrong):
         kind(**wrong)
 
 
-def test_the_largest_mixture_has_a_finite_penalty():
-    model = foreign_model(FOREIGN["monteclora"], {"num_samples": 16}).train()
+def test_a_large_mixture_has_a_finite_penalty():
+    """PEFT's own overflows from about 20 copies on."""
+    model = foreign_model(FOREIGN["monteclora"], {"num_samples": 64}).train()
     with torch.no_grad():
         model(tokens())
     assert torch.isfinite(find_any_holder(model).penalty())

@@ -197,7 +197,7 @@ def test_the_penalty_enters_the_loss_once(micro_batch):
         model = foreign_model(FOREIGN["monteclora"])
         [name] = [key for key, _ in model.named_parameters() if ".0.self_attn.q_proj" in key and "std_prior" in key]
         parameter, holder = model.get_parameter(name), find_any_holder(model)
-        holder._loss = lambda p=parameter, strength=strength: strength * p.sum()
+        holder.penalty = lambda p=parameter, strength=strength: strength * p.sum()
         values = settings(micro_batch=micro_batch, clip=1e9)
         fit = Fit(QuestionObjective(Scorer(model)), examples(BATCH), values, 0, lambda: {"nll": 0.0})
         fit._step(TrainingState())

@@ -4,7 +4,7 @@ The noise is Gaussian with a Wishart covariance, and the weights of the mixture 
 (https://arxiv.org/abs/2411.04358). PEFT's loss on both, with PEFT's weights, is our penalty.
 
 PEFT decomposes two diagonal matrices per layer and pass, and tests for NaN; each of these waits for the GPU. :func:`noise`
-is the same distribution without waiting.
+is the same distribution without waiting, and :func:`variational_loss` the same loss for all layers at once.
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ from bayeslora.posterior.hints import TrainingHints
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
 
-MOST_SAMPLES = 16
-"""PEFT computes a gamma function of the sum over the mixture, which overflows float32 from about 20 copies on."""
-
 
 @dataclass(frozen=True)
 class MontecloraSettings:
@@ -46,8 +43,8 @@ class MontecloraSettings:
     use_entropy: bool = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_samples <= MOST_SAMPLES:
-            raise ValueError(f"num_samples must be from 1 to {MOST_SAMPLES}, got {self.num_samples}")
+        if self.num_samples < 1:
+            raise ValueError(f"num_samples must be at least 1, got {self.num_samples}")
         for name in ("sample_scaler", "kl_loss_weight"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
@@ -62,7 +59,6 @@ class MontecloraHolder(ForeignHolder):
 
     def __init__(self, model: PeftModel) -> None:
         super().__init__(model)
-        self._loss = model.base_model._get_monteclora_loss
         for layer in self._layers.values():
             variants: Any = layer.lora_variant
             variants.update(dict.fromkeys(variants, _variant()))
@@ -99,8 +95,8 @@ class MontecloraHolder(ForeignHolder):
 
     def penalty(self) -> Tensor | None:
         """PEFT's loss on the distributions, averaged over layers, at the last draw in use."""
-        loss = self._loss()
-        return loss if isinstance(loss, Tensor) else None
+        samplers = [sampler for layer in self._layers.values() for sampler in _samplers(layer) if sampler.training]
+        return variational_loss(samplers) if samplers else None
 
     def _adapts(self, module: nn.Module) -> bool:
         return bool(getattr(module, "lora_monteclora_sampler", None))
@@ -131,6 +127,29 @@ def noise(sampler: Any, copies: Tensor, chi2: Tensor, mixture: Tensor) -> Tensor
     weights = (mean + (spread.clamp(min=1e-6) + 1e-6).sqrt() * mixture).softmax(-1)
     sampler.gaussian_var_prior, sampler.expert_weights = variance.diag(), weights
     return sampler.sample_scaler * torch.einsum("n,nir->ir", weights, copies) * variance.sqrt()
+
+
+def variational_loss(samplers: Sequence[Any]) -> Tensor:
+    """PEFT's loss, averaged over layers: KL divergences of the Dirichlet, Wishart and normal distributions to their priors.
+
+    The first is not quite one: PEFT adds the log-gamma functions of the single weights, and a KL subtracts them.
+    """
+    one = samplers[0]
+    weights = torch.stack([it.expert_weights_prior for it in samplers]).exp()
+    variance = torch.stack([it.std_prior for it in samplers]).mul(2).exp()
+    last = torch.stack([it.gaussian_var_prior.diagonal() for it in samplers])
+    prior, total = one.dirichlet_prior * torch.ones(one.num_samples, device=weights.device), weights.sum(-1)
+    dirichlet = (
+        (total.lgamma() - prior.sum().lgamma())
+        + (weights.lgamma() - prior.lgamma()).sum(-1)
+        + ((weights - prior) * (weights.digamma() - total.digamma().unsqueeze(-1))).sum(-1)
+    )
+    wishart = 0.5 * one.out_features * (variance - variance.log() - 1).sum(-1)
+    normal = 0.5 * one.num_samples * (last - last.log() - 1).sum(-1)
+    loss = one.kl_loss_weight * (dirichlet + wishart + normal)
+    if one.use_entropy:
+        loss = loss + torch.stack([it.expert_weights for it in samplers]).square().sum(-1)
+    return loss.mean()
 
 
 def _drawn(sampler: Any) -> Tensor:
