@@ -358,6 +358,16 @@ def test_an_adapter_that_is_added_in_evaluation_is_in_evaluation():
     assert not torch.equal(first, second)
 
 
+def test_an_adapter_that_takes_the_place_of_one_that_was_deleted_starts_apart():
+    model = adapted(posterior="point", init_weights=True)
+    model.add_adapter("second", config(posterior="point", init_weights=True))
+    model.delete_adapter("default")
+    model.add_adapter("third", config(posterior="point", init_weights=True))
+    holder = find_holder(model)
+    second, third = (dict(holder.posterior(name).named_parameters()) for name in ("second", "third"))
+    assert all(not torch.equal(second[name], third[name]) for name in second if name.startswith("A_"))
+
+
 def test_adapters_may_target_different_layers():
     model = adapted(target_modules=["q_proj"])
     model.add_adapter("head", config(target_modules=["lm_head"], seed=2))

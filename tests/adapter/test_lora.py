@@ -101,6 +101,16 @@ def test_scalings_of_our_own_point_estimate_are_honoured(tmp_path):
     torch.testing.assert_close(logits(model), logits(point), atol=5e-5, rtol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [({"snapshots": 4, "members": 3}, "has snapshots"), ({"modules_to_save": ["lm_head"]}, "has trained lm_head")],
+)
+def test_an_own_adapter_that_is_more_than_a_lora_is_refused(more, told, tmp_path):
+    adapted(posterior="point", target_modules=["q_proj"], **more).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=f"{told} besides one LoRA; only plain LoRA can be started from"):
+        adapted(posterior="meanfield", target_modules=["q_proj"]).start_from_lora(str(tmp_path))
+
+
 def test_a_lora_that_does_not_fit_is_refused(tmp_path):
     stock_lora(r=8).save_pretrained(tmp_path / "large", save_embedding_layers=False)
     with pytest.raises(InputError, match=r"has rank 8 in .* above ours, 4; set r=8"):

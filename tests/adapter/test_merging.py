@@ -136,6 +136,16 @@ def test_safe_merge_refuses_a_base_weight_of_nan():
 
 
 @UNTIES
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])  # the second has a tied head
+def test_a_model_that_was_cast_while_it_was_merged_can_be_unmerged(architecture):
+    want = logits(adapted(architecture).to(torch.bfloat16))
+    model = adapted(architecture)
+    model.merge_adapter()
+    model.to(torch.bfloat16)
+    model.unmerge_adapter()
+    torch.testing.assert_close(logits(model), want, rtol=0.05, atol=0.05)
+
+
 def test_several_adapters_merge_at_once():
     model = adapted()
     model.add_adapter("other", config())

@@ -16,7 +16,7 @@ from bayeslora.posterior import LayerShape, Posterior, build_posterior
 def build(model: nn.Module, adapter_name: str, config: BayesLoraConfig, number: int) -> Posterior:
     """Build the posterior over all layers of an adapter, in the order of the configuration.
 
-    ``number`` is how many adapters the model has already.
+    ``number`` is how many adapters were added to the model before.
     """
     seed = _own_seed(config.seed, number)
     layers = {

@@ -53,6 +53,7 @@ class PosteriorHolder(TunerModule, Holder):
 
     Attributes:
         fixed: adapters that use their mean in training, too, and drop no inputs.
+        adapters_added: their number, with those that were deleted since.
         most_draws: among which a batch of training is divided; ``None`` leaves it to the posterior.
     """
 
@@ -67,6 +68,7 @@ class PosteriorHolder(TunerModule, Holder):
         self.bayeslora_posterior = nn.ModuleDict()
         self.fixed: set[str] = set()
         self.most_draws: int | None = None
+        self.adapters_added = 0
         self._source = FactorSource(self.bayeslora_posterior)
         self._reminder = KLReminder()
         self._forget()
@@ -124,6 +126,7 @@ class PosteriorHolder(TunerModule, Holder):
 
     def add(self, adapter: str, posterior: Posterior, active_adapters: list[str]) -> None:
         """Add the posterior of a new adapter; the caller decides which parameters are trainable."""
+        self.adapters_added += 1
         self.bayeslora_posterior[adapter] = posterior.train(self.training)
         self._active_adapter = active_adapters
 

@@ -147,11 +147,15 @@ class BayesLoraLinear(TunerModule):
             base.weight = nn.Parameter(weight, requires_grad=base.weight.requires_grad)
 
     def unmerge(self) -> None:
-        """Restore the original weight."""
+        """Restore the original weight, on the device and in the precision that the model has now."""
         if self._original is not None:
+            now = self.get_base_weight()
             self.base_layer, attributes = self._original
             for name, value in attributes.items():
                 setattr(self.base_layer, name, value)
+            own = self.get_base_layer().weight
+            if self.quantization_backend is None and (own.dtype, own.device) != (now.dtype, now.device):
+                own.data = own.data.to(now)
         self._original = None
         self.merged_adapters = []
 

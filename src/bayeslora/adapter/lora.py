@@ -53,6 +53,9 @@ def read_lora(model: nn.Module, holder: PosteriorHolder, adapter: str, path: str
     """The factors of the LoRA adapter at ``path``, PEFT's own or our ``point``, as one draw for the layers of ``adapter``."""
     config = PeftConfig.from_pretrained(path)
     layers = adapted_layers(model, adapter)
+    if isinstance(config, BayesLoraConfig) and (config.snapshots or config.modules_to_save):
+        more = "snapshots" if config.snapshots else f"trained {', '.join(config.modules_to_save or ())}"
+        raise InputError(f"the adapter at {path} has {more} besides one LoRA; only plain LoRA can be started from")
     weights = load_peft_weights(path, device="cpu")
     require_floats(weights)
     require_finite(weights, path)

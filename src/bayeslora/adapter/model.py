@@ -258,7 +258,7 @@ class BayesLoraModel(BaseTuner):
             model.register_forward_hook(holder.after_forward)
         config = self.peft_config[adapter_name]
         with init_empty_weights() if empty else nullcontext():
-            posterior = build(model, adapter_name, config, len(holder.bayeslora_posterior))
+            posterior = build(model, adapter_name, config, holder.adapters_added)
         holder.add(adapter_name, posterior, self.active_adapters)
         if not next(posterior.parameters()).is_meta:
             posterior.to(_device(model))
