@@ -15,7 +15,7 @@ from bayeslora.posterior import kl_weight
 from bayeslora.tasks import EncodedText
 from bayeslora.train.checkpoint import TrainingState
 from bayeslora.train.fit import Fit, _mix
-from bayeslora.train.objective import KLWeight, TokenObjective, cross_entropy
+from bayeslora.train.objective import Example, KLWeight, QuestionObjective, TokenObjective, cross_entropy
 from posterior.cases import NoLooking
 from rounding import summed
 from train.test_fit import settings
@@ -194,3 +194,9 @@ def test_only_the_elbo_counts_the_terms_of_an_example(scaling):
     weight, of_what = KLWeight(scaling), {"examples": 10, "batch_size": 5}
     plain, many = weight.at(0, 4, **of_what), weight.at(0, 4, **of_what, terms=20.0)
     assert many == pytest.approx(plain / 20 if scaling == "elbo" else plain)
+
+
+def test_a_guess_is_among_the_options_of_a_question_and_no_text_is_guessed():
+    example = Example("q", SimpleNamespace(option_ids=[[1], [2], [3]]), 0)
+    assert QuestionObjective(None).guess(example) == pytest.approx(math.log(3))
+    assert TokenObjective(None).guess(None) == math.inf

@@ -266,7 +266,7 @@ class Posterior(nn.Module, ABC):
             return  # this adapter is not being trained
         self._after_step(step, steps)
         if self.snapshots.kept and step == 1:
-            self.get_buffer("taken").zero_()  # those of an earlier run
+            self.get_buffer("taken").fill_(0)  # those of an earlier run
         if self.snapshots.kept and self.snapshots.due(step, steps):
             self._take_snapshot()
 
