@@ -6,6 +6,7 @@ import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -269,6 +270,15 @@ def test_questions_that_cannot_be_asked(url: str, change: dict[str, Any], status
     got = post(url, {**ASKED, **change})
     assert (got.status_code, message in got.json()["error"]["message"]) == (status, True), got.text
     assert got.json().keys() == {"error"} and got.json()["error"].keys() == {"message", "type", "param", "code"}
+
+
+def test_a_level_that_no_prediction_set_has_is_refused_without_calibration_too(run: Path) -> None:
+    with held_up(load_run(run, raw=True)) as (engine, _, client):
+        engine.go.set()
+        known, unknown = (client.post("/v1/choices", json={**ASKED, "level": level}) for level in (0.99, 0.33))
+    assert known.json()["level"] == 0.99 and known.json()["prediction_set"] is None and unknown.status_code == 400
+    want = "level is 0.33; give one that prediction sets have: 0.5, 0.8, 0.9, 0.95, 0.99"
+    assert unknown.json()["error"]["message"] == want
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.evaluation import evaluate
 from bayeslora.runs.trained import TrainedModel
 from bayeslora.server.evaluation import evaluate_run
-from bayeslora.train import PredictionConfig
+from bayeslora.train import PredictionConfig, train
+from tasks.cases import write_lines
 from train import tiny
 
 
@@ -98,6 +99,32 @@ def test_a_wider_posterior_needs_an_evaluation_of_its_own(trained: TrainedModel,
     assert later.questions == 8 and later.split == "test" and later.risk_coverage != own.risk_coverage
     for change in ({"samples": 5}, {"draw_layers": "last:1"}):
         assert not evaluate_run(replace(trained, **change), "tiny", 16, evaluation).as_served
+
+
+def test_free_answers_are_measured_at_the_confidence_that_is_served(tmp_path: Path) -> None:
+    """As training has calibrated it, as another calibration has it, and as trained."""
+    start = 0
+    for split, count in (("train", 8), ("validation", 10), ("test", 6)):
+        rows = [{"question": f"Is {k} even?", "answer": ["yes", "no"][k % 2]} for k in range(start, start + count)]
+        write_lines(tmp_path / "task" / f"{split}.jsonl", rows)
+        start += count
+    answers = PredictionConfig(samples=2, max_new_tokens=2)
+    result = train(tiny.run_config(task=str(tmp_path / "task"), prediction=answers), tmp_path / "run")
+    trained = load_run(tmp_path / "run")
+    seen, raw = (evaluate_run(it, "tiny", 16) for it in (trained, load_run(tmp_path / "run", raw=True)))
+    assert result.calibrated is not None and trained.calibration.confidence is not None
+    assert seen.as_served and seen.metrics == pytest.approx(result.calibrated["metrics"])
+    assert raw.as_served and raw.metrics == pytest.approx(result.metrics) != seen.metrics
+
+    surer = replace(trained.calibration, confidence=replace(trained.calibration.confidence, bias=9.0))
+    other = replace(trained, calibration=surer)
+    with tiny.without_intervals():
+        again = evaluate(other, None, "test", out=tmp_path / "evaluation")
+    assert again.calibrated is not None and again.calibrated["metrics"]["confidence"] > 0.9
+    for place in (None, tmp_path / "evaluation"):
+        seen = evaluate_run(other, "tiny", 16, place)
+        assert seen.as_served and seen.metrics == pytest.approx(again.calibrated["metrics"], abs=1e-6)
+        assert not evaluate_run(replace(other, samples=3), "tiny", 16, place).as_served
 
 
 def test_what_is_no_evaluation_of_the_run_is_refused(

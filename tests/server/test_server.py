@@ -167,6 +167,11 @@ def test_what_is_not_there(url: str) -> None:
 # Looking ----------------------------------------------------------------------------------------------------------
 
 
+def test_health_can_be_checked_without_a_body(url: str) -> None:
+    got = httpx.head(f"{url}/healthz")
+    assert got.status_code == 200 and not got.content
+
+
 def test_figures_for_prometheus(trained: TrainedModel) -> None:
     with live(create_app(Engine(trained, Limits()), NAME)) as url, httpx.Client(base_url=url) as client:
         for _ in range(3):
@@ -285,7 +290,7 @@ def test_a_run_without_results_is_served_all_the_same(trained: TrainedModel, tmp
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 seen = await client.get("/v1/evaluation")
-                return seen.json(), (await client.post("/v1/choices", json={**ASKED, "level": 0.7})).json()
+                return seen.json(), (await client.post("/v1/choices", json={**ASKED, "level": 0.8})).json()
 
     seen, answer = asyncio.run(look())
     assert seen["metrics"] is seen["reliability"] is seen["risk_coverage"] is seen["calibration"] is None

@@ -16,6 +16,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from bayeslora.cli.ask import Generate
 from bayeslora.predict.calibrate import Calibration
 from bayeslora.predict.calibrate.confidence import ConfidenceModel
 from bayeslora.predict.generation import Writing
@@ -133,7 +134,7 @@ def test_log_probabilities_of_the_average(client: openai.OpenAI, trained: Traine
     assert [token.logprob for token in content] == pytest.approx([math.log(p) for p in want.probabilities], abs=1e-5)
     for token, ranked in zip(content, want.top, strict=True):
         assert [top.logprob for top in token.top_logprobs] == pytest.approx([v for _, v in ranked], abs=1e-5)
-        assert token.bytes is None or bytes(token.bytes).decode() == token.token
+        assert bytes(token.bytes or []).decode(errors="replace") == token.token
 
 
 def test_a_chat(client: openai.OpenAI, trained: TrainedModel) -> None:
@@ -339,7 +340,7 @@ def test_tokens_keep_the_space_before_them(trained: TrainedModel) -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bare, unk_token="?")
     engine = Engine(replace(trained, loaded=replace(trained.loaded, tokenizer=tokenizer)), Limits())
     token = Token(tokenizer("pool").input_ids[-1], 0.5, 0.0, 0.0, 0.0)
-    assert tokenizer.decode([token.id]) == "pool" and engine._piece(token, "").word == " pool"
+    assert tokenizer.decode([token.id]) == "pool" and engine._piece(token, "").word.text == " pool"
 
 
 def test_a_model_without_a_template_does_not_chat(trained: TrainedModel) -> None:
@@ -381,26 +382,110 @@ def test_a_text_is_compared_with_those_of_the_draws(client: openai.OpenAI, train
     assert all(plain.choices[0].confidence[name] is None for name in ("value", "abstains", "agreement", "alternatives"))
 
 
+QUESTION = "red or blue"
+
+
+@pytest.fixture
+def ends(trained: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer to the question ends by itself after at most six tokens, which the tiny model does not learn."""
+    asked = calibrated(trained, 0.5).asked(QUESTION)
+    monkeypatch.setattr(
+        trained.loaded.model.generation_config, "eos_token_id", written(trained, asked, 6).token_ids[-1]
+    )
+
+
+@pytest.mark.usefixtures("ends")
 @pytest.mark.parametrize("threshold, quiet", [(0.001, False), (0.999, True)])
 def test_a_chat_says_when_it_is_not_sure(trained: TrainedModel, threshold: float, quiet: bool) -> None:
-    """A run whose confidence is calibrated tells it unasked, also at the end of a stream."""
+    """A run whose confidence is calibrated tells it unasked, also at the end of a stream, and asks as calibration did."""
     model = calibrated(trained, threshold)
     with held_up(model) as (engine, _, http):
         engine.go.set()
         client = openai.OpenAI(base_url=str(http.base_url.join("/v1")), api_key="none", max_retries=0)
-        got: Any = client.chat.completions.create(messages=MESSAGES, max_tokens=6, **GREEDY)
+        messages: Any = [{"role": "user", "content": QUESTION}]
+        got: Any = client.chat.completions.create(messages=messages, max_tokens=8, **GREEDY)
         choice = got.choices[0]
-        [want] = model.answer([MESSAGES], max_new_tokens=6)
+        want = model.answer(QUESTION, max_new_tokens=8)
         assert_compared(choice.confidence, want)
+        assert choice.finish_reason == "stop" and want.text != written(model, messages, 8).text.strip()
         assert choice.confidence["abstains"] is quiet and choice.confidence["calibrated"] is True
         assert choice.message.content == want.generation.text
         said = f"I am not sure: confidence {want.confidence:.2f}, below 1.00."
         assert choice.message.refusal == (said if quiet else None)
-        chunks: Any = list(client.chat.completions.create(messages=MESSAGES, max_tokens=6, stream=True, **GREEDY))
+        chunks: Any = list(client.chat.completions.create(messages=messages, max_tokens=8, stream=True, **GREEDY))
         assert_compared(chunks[-1].choices[0].confidence, want)
+        assert chunks[-1].choices[0].confidence["calibrated"] is True
         assert chunks[-1].choices[0].delta.refusal == choice.message.refusal
-        talk = [*MESSAGES, choice.message, {"role": "user", "content": "sure"}]
+        talk = [*messages, choice.message, {"role": "user", "content": "sure"}]
         assert client.chat.completions.create(messages=talk, max_tokens=2, **GREEDY).choices
+
+
+@pytest.mark.usefixtures("ends")
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"messages": MESSAGES},
+        {"messages": [{"role": "system", "content": QUESTION}]},
+        {"prompt": QUESTION},
+        {"temperature": 1.0, "seed": 1},
+        {"max_tokens": 1},
+        {"stop": "no such text"},
+        {"logit_bias": {"5": 1}},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_the_calibration_is_not_of_other_texts(trained: TrainedModel, change: dict[str, Any]) -> None:
+    """Their confidence is their own probability, and the model does not abstain."""
+    settings = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 8, "temperature": 0} | change
+    body, path = settings, "/v1/chat/completions"
+    if "prompt" in change:
+        path = "/v1/completions"
+        del body["messages"]
+    with held_up(calibrated(trained, 0.999)) as (engine, _, client):
+        engine.go.set()
+        choice = client.post(path, json=body).json()["choices"][0]
+    confidence = choice["confidence"]
+    assert (confidence["calibrated"], confidence["abstains"]) == (False, False)
+    assert confidence["agreement"] is not None and confidence["alternatives"] is not None
+    assert math.log(confidence["value"]) == pytest.approx(confidence["log_likelihood"], rel=0.2)
+    assert choice.get("message", {}).get("refusal") is None
+
+
+def test_a_question_needs_no_template_where_calibration_needed_none(trained: TrainedModel) -> None:
+    plain = replace(calibrated(trained, 0.5), loaded=replace(trained.loaded, tokenizer=make_tokenizer()))
+    body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 6, "temperature": 0}
+    with held_up(plain) as (engine, _, client):
+        engine.go.set()
+        choice = client.post("/v1/chat/completions", json=body).json()["choices"][0]
+    assert choice["message"]["content"] == written(plain, f"Question: {QUESTION}\nAnswer:", 6).text
+
+
+@pytest.mark.usefixtures("ends")
+@pytest.mark.parametrize(
+    "tokens, stop, told",
+    [
+        (8, (), "(calibrated)"),
+        (1, (), "(not calibrated for texts"),
+        (8, ("no such text",), "(not calibrated for texts"),
+    ],
+)
+def test_the_command_line_calls_the_same_texts_calibrated(
+    trained: TrainedModel, capsys: pytest.CaptureFixture[str], tokens: int, stop: tuple[str, ...], told: str
+) -> None:
+    model = calibrated(trained, 0.5)
+    answer = model.answer(QUESTION, max_new_tokens=tokens, stop=stop)
+    generate = Generate(directory=trained.directory.path, prompt=QUESTION, confidence=True, stop=stop)
+    generate._print_answer(answer, model.calibration)
+    assert told in capsys.readouterr().out
+
+
+def test_a_question_that_is_not_compared_is_a_chat_as_it_is(trained: TrainedModel) -> None:
+    messages = [{"role": "user", "content": QUESTION}]
+    body = {"messages": messages, "max_tokens": 6, "temperature": 0, "agreement": False}
+    with held_up(calibrated(trained, 0.5)) as (engine, _, client):
+        engine.go.set()
+        message = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    assert message["content"] == written(trained, messages, 6).text
 
 
 def test_greedy_texts_have_the_seed_of_the_run(trained: TrainedModel) -> None:

@@ -282,12 +282,20 @@ class Generate(OfDraws):
             print(json.dumps(answer.to_dict(), ensure_ascii=False))
             return
         print(answer.text if not answer.abstains else f"I am not sure. I would say: {answer.text}")
-        how = "calibrated" if calibration.confidence is not None else "probability of the text, not calibrated"
+        how = self._how(answer, calibration)
         said = "; ".join(f"{text!r} {share:.0%}" for text, share in answer.alternatives)
         print(
             f"\nconfidence {answer.confidence:.0%} ({how}); {answer.agreement.share:.0%} of the draws say the same"
             + (f", others: {said}" if said else "")
         )
+
+    def _how(self, answer: WrittenAnswer, calibration: Calibration) -> str:
+        """What the confidence is: it was calibrated on answers that the model ends itself."""
+        if calibration.confidence is None:
+            return "probability of the text, not calibrated"
+        if self.stop or not answer.generation.ended:
+            return "not calibrated for texts that --max-new-tokens or --stop ends"
+        return "calibrated"
 
 
 def _print_answers(answers: Iterator[dict[str, Any]]) -> tuple[int, int]:

@@ -47,6 +47,7 @@ from bayeslora.server.schemas import (
 from bayeslora.server.web import DOCS, page_routes
 from bayeslora.server.worker import ModelWorker
 from bayeslora.tasks import Item, make_item
+from bayeslora.tasks.answers import only_question
 
 log = logging.getLogger("bayeslora.server")
 
@@ -151,6 +152,7 @@ class _Endpoints:
         look: dict[str, Any] = {"methods": ["GET"], "dependencies": bearer, "responses": LOOK_ERRORS}
         work: dict[str, Any] = {"methods": ["POST"], "dependencies": bearer}
         router.add_api_route("/healthz", self.health, methods=["GET"], responses=described(403, 503))
+        router.add_api_route("/healthz", self.health, methods=["HEAD"], include_in_schema=False)
         router.add_api_route("/metrics", self.prometheus, response_class=Response, **look)
         router.add_api_route("/v1/models", self.models, **look)
         missing = {**look, "responses": LOOK_ERRORS | described(404)}
@@ -264,12 +266,16 @@ class _Endpoints:
             stop=body.stops,
             seed=default if body.seed is None else body.seed,
         )
+        texts = [self._text(prompt, writing, body, top) for prompt in prompts]
+        seeds = [(writing.seed + k) % SEEDS for k in range(body.n or 1)]
+        return [replace(text, writing=replace(writing, seed=seed)) for text in texts for seed in seeds]
+
+    def _text(self, prompt: Prompt, writing: Writing, body: TextRequest, top: int) -> Text:
+        """A text to write. With agreement, a chat of one question is asked as ``bayeslora generate --confidence`` asks it."""
         agreement = self.calibration.confidence is not None if body.agreement is None else body.agreement
-        return [
-            Text(prompt, replace(writing, seed=(writing.seed + k) % SEEDS), self._samples(body.samples), top, agreement)
-            for prompt in prompts
-            for k in range(body.n or 1)
-        ]
+        question = agreement and not isinstance(prompt, str) and only_question(prompt) is not None
+        asked = self.trained.asked(prompt) if question else prompt
+        return Text(asked, writing, self._samples(body.samples), top, agreement, question)
 
     async def _reply(self, request: Request, body: TextRequest, texts: Sequence[Text], reply: Reply) -> Any:
         if not body.stream:

@@ -16,6 +16,7 @@ from bayeslora.adapter.base import find_any_holder
 from bayeslora.adapter.holder import PosteriorHolder
 from bayeslora.errors import InputError
 from bayeslora.models.context import context_length
+from bayeslora.predict.calibrate import LEVELS, Calibration
 from bayeslora.predict.generation import Prompt, Writing, encode_prompts
 from bayeslora.predict.generation.confidence import WrittenAnswer
 from bayeslora.predict.generation.results import Generation, Token
@@ -25,8 +26,8 @@ from bayeslora.predict.questions.predictions import Predictions
 from bayeslora.runs.trained import TrainedModel
 from bayeslora.server.limits import Limits
 from bayeslora.server.pieces import Pieces
+from bayeslora.server.words import Word, Words
 from bayeslora.tasks import EncodedItem, Item
-from bayeslora.tasks.encode import ANCHOR, plain_ids
 
 
 @dataclass(frozen=True)
@@ -51,24 +52,33 @@ class Answered:
 
 @dataclass(frozen=True)
 class Text:
-    """A text to continue, how many of the most probable tokens to report at every step, and whether to compare it with what
-    every draw writes by itself."""
+    """A text to continue.
+
+    Attributes:
+        prompt: the text or chat.
+        writing: settings of generation.
+        samples: draws of the weights.
+        top: how many of the most probable tokens to report at every step.
+        agreement: whether to compare it with what every draw writes by itself.
+        question: whether the prompt is a question alone, asked as those of the calibration were.
+    """
 
     prompt: Prompt
     writing: Writing
     samples: int
     top: int = 0
     agreement: bool = False
+    question: bool = False
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A token with its own text, the text it adds to the stream (may be empty), and the most probable tokens."""
+    """A token with its word, the text it adds to the stream (may be empty), and the most probable tokens."""
 
     token: Token
-    word: str
+    word: Word
     text: str
-    top: tuple[tuple[str, float], ...]
+    top: tuple[tuple[Word, float], ...]
 
     @property
     def log_probability(self) -> float:
@@ -78,12 +88,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Written:
-    """A complete text."""
+    """A complete text, and whether the calibrated confidence applies to it."""
 
     generation: Generation
     pieces: list[Piece]
     prompt_tokens: int
     answer: WrittenAnswer | None = None
+    calibrated: bool = False
 
 
 class Engine:
@@ -100,8 +111,7 @@ class Engine:
         self.trained = replace(trained, config=replace(trained.config, training=training))
         self.limits = limits
         self._tokenizer = trained.loaded.tokenizer
-        self._anchor = plain_ids(ANCHOR, self._tokenizer)
-        self._anchored = len(str(self._tokenizer.decode(self._anchor)))
+        self._words = Words(self._tokenizer)
         self._context = context_length(trained.loaded.model)
         # the noise of PEFT's own adapters may depend on the batch
         self.batches = isinstance(find_any_holder(trained.model), PosteriorHolder)
@@ -110,9 +120,7 @@ class Engine:
 
     def encode(self, question: Question) -> EncodedItem:
         """Encode a question; refuses one that cannot be answered."""
-        calibration = self.trained.calibration
-        if calibration.conformal:
-            calibration.require_level(question.level)
+        _require_level(self.trained.calibration, question.level)
         (encoded,) = self.trained.predictor().encode([question.item])
         if (length := packed_length(encoded)) > self.limits.max_prompt_tokens:
             raise InputError(
@@ -185,29 +193,46 @@ class Engine:
         model, prompts = replace(self.trained, samples=first.samples), [text.prompt for text in texts]
         found = model.generate(prompts, first.writing, top=top, watch=watch)
         between = partial(tell, {})
-        answers = self._assess(model, first, prompts, found, between) if first.agreement else [None] * len(found)
+        answers = self._assess(model, texts, found, between) if first.agreement else [None] * len(found)
         return [
-            Written(one, [self._piece(token, "") for token in one.tokens], length, answer)
-            for one, length, answer in zip(found, lengths, answers, strict=True)
+            Written(one, [self._piece(t, "") for t in one.tokens], length, answer, self._calibrates(text, one))
+            for text, one, length, answer in zip(texts, found, lengths, answers, strict=True)
         ]
 
     def _assess(
         self,
         model: TrainedModel,
-        text: Text,
-        prompts: Sequence[Prompt],
+        texts: Sequence[Text],
         found: Sequence[Generation],
         between: Callable[[], None],
     ) -> list[WrittenAnswer]:
         """Texts with their confidence, by the same draws."""
-        return model.answer_writer(text.writing).assess(prompts, found, between)
+        writer = model.answer_writer(texts[0].writing)
+        bare = replace(writer, calibration=Calibration())
+        answers = writer.assess([text.prompt for text in texts], found, between)
+        return [
+            answer if self._calibrates(text, answer.generation) else bare.judge(answer)
+            for text, answer in zip(texts, answers, strict=True)
+        ]
+
+    def _calibrates(self, text: Text, found: Generation) -> bool:
+        """Whether the calibrated confidence applies: to whole answers to a question alone, decoded greedily."""
+        fitted, writing = self.trained.calibration.confidence is not None, text.writing
+        changed = bool(writing.stop or writing.logit_bias)
+        return fitted and text.question and writing.greedy and not changed and found.ended
 
     def _piece(self, token: Token, text: str) -> Piece:
-        return Piece(token, self._word(token.id), text, tuple((self._word(id), value) for id, value in token.top))
+        return Piece(token, self._words(token.id), text, tuple((self._words(id), value) for id, value in token.top))
 
-    def _word(self, token: int) -> str:
-        """Text of a token. It follows another one, since many tokenizers strip the space from the beginning of a text."""
-        return str(self._tokenizer.decode([*self._anchor, token]))[self._anchored :]
+
+def _require_level(calibration: Calibration, level: float) -> None:
+    """Refuse a level of prediction sets that a run does not have or, before it is calibrated, that none has."""
+    if calibration.conformal:
+        calibration.require_level(level)
+        return
+    known = [f"{it:g}" for it in LEVELS]
+    if f"{level:g}" not in known:
+        raise InputError(f"level is {level:g}; give one that prediction sets have: {', '.join(known)}")
 
 
 def _row(predictions: Predictions, row: int) -> Predictions:

@@ -1,8 +1,8 @@
 """Metrics of a run, from the files in its directory.
 
 A run stores metrics as trained and after its own calibration. A later ``bayeslora calibrate`` changes predictions: a new
-temperature can be applied to the stored ones, but a new posterior scale cannot. Metrics of the model as served then come from
-``bayeslora evaluate --out``.
+temperature can be applied to the stored ones, and a new confidence to stored free answers, but a new posterior scale cannot.
+Metrics of the model as served then come from ``bayeslora evaluate --out``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from bayeslora.metrics.scores import top_class
 from bayeslora.predict.calibrate import Calibration, apply_temperature
 from bayeslora.predict.mc import keep_possible
 from bayeslora.predict.questions.predictions import INTERVALS, read_predictions
+from bayeslora.runs.answer_file import read_answers
 from bayeslora.runs.directory import RunDirectory
+from bayeslora.runs.free_answers import answer_metrics, with_confidence
 from bayeslora.runs.saved_config import saved_run, to_dict
 from bayeslora.runs.trained import TrainedModel
 from bayeslora.server.schemas import Bins, CoveragePoint, Evaluation, Span
@@ -83,6 +85,8 @@ def _own(trained: TrainedModel) -> Measured:
         and calibration.posterior_scale == 1.0
         and trained.draw_layers == trained.config.prediction.draw_layers
     )
+    if same_draws and (answered := _answered(result, directory, calibration)) is not None:
+        return answered
     change = calibration.temperature / result.get("found", {}).get("temperature", 1.0)
     if not same_draws or change == 1.0 or predictions is None:
         return Measured(result, predictions, same_draws and change == 1.0)
@@ -98,6 +102,14 @@ def _calibrated(result: Mapping[str, Any], directory: RunDirectory, trained: Tra
         return None
     changed = {name: after.get(name) for name in ("metrics", "intervals")}
     return Measured({**result, **changed}, _read(directory.calibrated), as_served=True)
+
+
+def _answered(result: Mapping[str, Any], directory: RunDirectory, calibration: Calibration) -> Measured | None:
+    """Metrics of stored free answers with the confidence that is served, if there are any; they have no intervals."""
+    if calibration.confidence is None or not directory.answers.exists():
+        return None
+    records = with_confidence(read_answers(directory.answers), calibration)
+    return Measured({**result, "metrics": {**result["metrics"], **answer_metrics(records)}}, None, as_served=True)
 
 
 def _at_temperature(
@@ -133,8 +145,10 @@ def _of_evaluation(trained: TrainedModel, place: RunDirectory) -> Measured:
         return after
     served = {name: getattr(trained.calibration, name) for name in known}
     same_draws = same_samples and result.get("draw_layers", "all") == trained.draw_layers
-    as_served = same_draws and served == known and "calibrated" not in result
-    return Measured(result, _read(place.predictions), as_served)
+    same = same_draws and served == known
+    if same and (answered := _answered(result, place, trained.calibration)) is not None:
+        return answered
+    return Measured(result, _read(place.predictions), as_served=same and "calibrated" not in result)
 
 
 def _spans(intervals: Mapping[str, Mapping[str, float]] | None) -> dict[str, Span] | None:

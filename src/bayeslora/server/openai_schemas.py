@@ -165,8 +165,10 @@ class Confidence(BaseModel):
         default=None,
         description="Probability that the text is right, with `agreement`: calibrated, or else that of the text itself.",
     )
-    calibrated: bool | None = Field(default=None, description="Whether `value` is calibrated.")
-    abstains: bool | None = Field(default=None, description="Whether `value` is below the calibrated threshold.")
+    calibrated: bool | None = Field(
+        default=None, description="Whether `value` is calibrated: of greedy, whole answers to a single question."
+    )
+    abstains: bool | None = Field(default=None, description="Whether `value` is calibrated and below the threshold.")
     agreement: float | None = Field(default=None, description="Share of the samples that write the same.")
     semantic_entropy: float | None = Field(default=None, description="Entropy over the different texts, in nats.")
     alternatives: list[Alternative] | None = Field(default=None, description="What the other samples wrote.")

@@ -11,10 +11,9 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel
 
 from bayeslora.predict.calibrate import Calibration
-from bayeslora.predict.generation.confidence import WrittenAnswer
-from bayeslora.predict.generation.results import HALF
 from bayeslora.server import openai_schemas as shapes
 from bayeslora.server.engine import Piece, Text, Written
+from bayeslora.server.words import Word
 
 Finish = Literal["stop", "length"]
 
@@ -96,20 +95,7 @@ class Reply(ABC):
         text, found = self.texts[index], written.generation
         whole = {"log_likelihood": found.log_likelihood, "mutual_information": found.mutual_information}
         draws = {"samples": text.samples, "seed": text.writing.seed}
-        return _confidence(pieces).model_copy(update=whole | draws | self._answer_confidence(written.answer))
-
-    def _answer_confidence(self, answer: WrittenAnswer | None) -> dict[str, Any]:
-        """Confidence of a text as an answer, if it was compared with those of the draws."""
-        if answer is None:
-            return {}
-        return {
-            "value": answer.confidence,
-            "calibrated": self.calibration.confidence is not None,
-            "abstains": answer.abstains,
-            "agreement": answer.agreement.share,
-            "semantic_entropy": answer.agreement.semantic_entropy,
-            "alternatives": [shapes.Alternative(text=text, share=share) for text, share in answer.alternatives],
-        }
+        return _confidence(pieces).model_copy(update=whole | draws | _answer_confidence(written))
 
 
 class CompletionReply(Reply):
@@ -153,11 +139,11 @@ class CompletionReply(Reply):
             return None
         offsets = [offset]
         for piece in pieces:
-            offsets.append(offsets[-1] + len(piece.word))
+            offsets.append(offsets[-1] + len(piece.word.text))
         return shapes.CompletionLogprobs(
-            tokens=[piece.word for piece in pieces],
+            tokens=[piece.word.name for piece in pieces],
             token_logprobs=[piece.log_probability for piece in pieces],
-            top_logprobs=[_by_word(piece, self.texts[index].top) for piece in pieces],
+            top_logprobs=[_by_name(piece, self.texts[index].top) for piece in pieces],
             text_offset=offsets[:-1],
         )
 
@@ -217,11 +203,11 @@ class ChatReply(Reply):
         return shapes.ChatLogprobs(
             content=[
                 shapes.TokenLogprob(
-                    token=piece.word,
+                    token=piece.word.text,
                     logprob=piece.log_probability,
                     bytes=_bytes(piece.word),
                     top_logprobs=[
-                        shapes.TopLogprob(token=word, logprob=value, bytes=_bytes(word))
+                        shapes.TopLogprob(token=word.text, logprob=value, bytes=_bytes(word))
                         for word, value in piece.top[:count]
                     ],
                 )
@@ -238,7 +224,7 @@ def _confidence(pieces: Sequence[Piece]) -> shapes.Confidence:
     return shapes.Confidence(
         tokens=[
             shapes.TokenConfidence(
-                token=piece.word,
+                token=piece.word.text,
                 probability=piece.token.probability,
                 entropy=piece.token.entropy,
                 aleatoric=piece.token.aleatoric,
@@ -249,14 +235,28 @@ def _confidence(pieces: Sequence[Piece]) -> shapes.Confidence:
     )
 
 
-def _by_word(piece: Piece, count: int) -> dict[str, float]:
-    """Log-probabilities of the most probable tokens by text; the highest if several have the same text."""
+def _answer_confidence(written: Written) -> dict[str, Any]:
+    """Confidence of a text as an answer, if it was compared with those of the draws."""
+    answer = written.answer
+    if answer is None:
+        return {}
+    return {
+        "value": answer.confidence,
+        "calibrated": written.calibrated,
+        "abstains": answer.abstains,
+        "agreement": answer.agreement.share,
+        "semantic_entropy": answer.agreement.semantic_entropy,
+        "alternatives": [shapes.Alternative(text=text, share=share) for text, share in answer.alternatives],
+    }
+
+
+def _by_name(piece: Piece, count: int) -> dict[str, float]:
+    """Log-probabilities of the most probable tokens by name; the highest if several have the same name."""
     found: dict[str, float] = {}
     for word, value in piece.top[:count]:
-        found.setdefault(word, value)
+        found.setdefault(word.name, value)
     return found
 
 
-def _bytes(word: str) -> list[int] | None:
-    """Bytes of a token; ``None`` if it has an incomplete character."""
-    return None if HALF in word else list(word.encode())
+def _bytes(word: Word) -> list[int] | None:
+    return None if word.bytes is None else list(word.bytes)
