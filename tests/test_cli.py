@@ -235,6 +235,8 @@ def test_bad_input_is_one_line_and_2(
         (["--settings", "flow"], "--settings: 'flow' is not NAME=VALUE"),
         (["--dtype"], "--dtype needs a value"),
         (["--modle", "m"], "unknown: --modle"),
+        (["--lr", "1e-3"], "unknown: --lr, 1e-3; did you mean --learning-rate?"),
+        (["--bs", "4"], "unknown: --bs, 4; did you mean --batch-size?"),
     ],
 )
 def test_mistakes_are_told_in_a_few_words(given: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -302,6 +304,46 @@ def test_ctrl_c_leaves_nothing_behind(
         signal.signal(signal.SIGINT, handler)
     assert capsys.readouterr().err == "bayeslora: interrupted\n"
     assert os.listdir(tmp_path) == ["tiny.gguf"]
+
+
+@pytest.mark.parametrize("library", ["contextlib", "tyro", "bayeslora.cli.runs"])
+def test_ctrl_c_while_libraries_are_imported_is_one_line(library: str) -> None:
+    code = f"""
+import sys
+
+class Interrupted:
+    def find_spec(name, *more):
+        if name == {library!r}:
+            raise KeyboardInterrupt
+
+import bayeslora
+sys.modules.pop({library!r}, None)
+sys.meta_path.insert(0, Interrupted)
+import bayeslora.cli
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "bayeslora: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "resumes"),
+    [
+        (["train"], True),
+        (["predict", "run", "--output", "x"], True),
+        (["predict", "run", "--output=x"], True),
+        (["predict", "run"], False),
+        (["evaluate"], False),
+    ],
+)
+def test_an_interruption_tells_whether_the_same_command_resumes(
+    words: list[str], resumes: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "parse", interrupted)
+    assert cli._run(words) == 130
+    assert capsys.readouterr().err == f"bayeslora: interrupted{'; the same command resumes' if resumes else ''}\n"
 
 
 def test_a_terminal_gets_a_bar(source: Path, tmp_path: Path) -> None:

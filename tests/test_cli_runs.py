@@ -563,6 +563,17 @@ def test_a_finished_run_needs_its_data_no_longer(tmp_path: Path, monkeypatch: py
     assert bayeslora(*words) == 0
 
 
+def test_own_data_are_told_to_be_what_they_were_taken_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_lines(tmp_path / "mine.jsonl", [question(k, source="a book") for k in range(30)])
+    words = [word for word in options(tmp_path / "run", "--task", path) if word != "--quiet"]
+    told = f"task: questions with choices in {path}; columns not used: source\n"
+    assert bayeslora(*words, "--dry-run", "--tflops", 1) == 0 and capsys.readouterr().err.startswith(told)
+    assert bayeslora(*words) == 0 and capsys.readouterr().err.count(told) == 1
+    assert bayeslora(*words) == 0 and told not in capsys.readouterr().err  # it is done
+    assert bayeslora(*words, "--task", "urns", "--dry-run", "--tflops", 1) == 0
+    assert "task: " not in capsys.readouterr().err
+
+
 def test_methods(capsys: pytest.CaptureFixture[str]) -> None:
     assert bayeslora("methods") == 0
     lines = capsys.readouterr().out.splitlines()

@@ -77,6 +77,17 @@ def test_who_is_offline_by_choice_stays_so(monkeypatch: pytest.MonkeyPatch) -> N
     assert is_offline_mode()
 
 
+def test_who_never_chose_to_be_offline_is_not_told_to_undo_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", closed_port())
+    with pytest.raises(InputError, match="the hub cannot be reached, and it is not in the local cache") as error:
+        load_run("org/run-that-nobody-has", device="cpu")
+    assert "HF_HUB_OFFLINE" not in str(error.value)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError, match="HF_HUB_OFFLINE"):
+        load_run("org/run-that-nobody-has", device="cpu")
+
+
 @pytest.mark.parametrize(
     ("load", "said"),
     [(load_model, "not in the local cache"), (load_run, "no adapter could be loaded from the hub")],

@@ -18,6 +18,7 @@ def hub_or_cache() -> Iterator[None]:
     The hub's own library tries again for half a minute before it looks there, for every file.
     """
     from huggingface_hub import constants
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     if constants.is_offline_mode() or reachable(constants.ENDPOINT):
         yield
@@ -25,6 +26,8 @@ def hub_or_cache() -> Iterator[None]:
     constants.HF_HUB_OFFLINE = True
     try:
         yield
+    except LocalEntryNotFoundError as error:  # which advises to undo what was set here
+        raise ConnectionError("the hub cannot be reached, and it is not in the local cache") from error
     finally:
         constants.HF_HUB_OFFLINE = False
 

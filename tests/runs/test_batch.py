@@ -194,6 +194,32 @@ def test_it_goes_on_where_it_was_interrupted(
     assert bayeslora(*words, out, "--force") == 1
 
 
+@pytest.mark.parametrize("skip", [0, 1, 2, 3, 6, 7])
+def test_lines_that_are_answered_together_are_so_again(
+    skip: int, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU answers several chunks at once, and may be interrupted between them."""
+    file = write_lines(tmp_path / "questions.jsonl", [question(k) for k in range(7)])
+    run, predict, asked = load_run(trained), TrainedModel.predict, []
+    monkeypatch.setattr(batch, "CHUNK", 3)
+    whole = list(batch.answer_file(run, file, 0.9))
+    monkeypatch.setattr(
+        TrainedModel, "predict", lambda self, items: asked.append([it.id for it in items]) or predict(self, items)
+    )
+    assert list(batch.answer_file(run, file, 0.9, skip=skip)) == whole[skip:]
+    groups = [["q0", "q1", "q2"], ["q3", "q4", "q5"], ["q6"]]
+    assert asked == groups[skip // 3 :]
+
+
+def test_progress_is_that_of_the_whole_file(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_lines(tmp_path / "questions.jsonl", [question(k) for k in range(8)])
+    monkeypatch.setattr(batch, "CHUNK", 1)
+    assert bayeslora("predict", trained, "--input", file, "--output", tmp_path / "out.jsonl") == 0
+    assert capsys.readouterr().err.splitlines() == [f"predicting: {percent} %" for percent in (0, 25, 50, 75, 100)]
+
+
 @pytest.mark.parametrize("content", ["", "\n\n"])
 def test_a_file_without_questions(
     content: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

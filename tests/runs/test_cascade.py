@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -23,7 +24,8 @@ from bayeslora.runs.cascade import cascade_curve, run_cascade, second_run
 from bayeslora.runs.trained import TrainedModel
 from bayeslora.tasks import Item, make_item, require_gold
 from bayeslora.tasks.choices import choice_candidate
-from train.tiny import bayeslora, finished
+from tasks.cases import write_lines
+from train.tiny import bayeslora, finished, question
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +224,15 @@ def test_the_verb(items: tuple[Item, ...], capsys: pytest.CaptureFixture[str]) -
     out = capsys.readouterr().out
     assert "3 questions; the first model answers if its confidence is at least 1.000" in out and "passed on" in out
     assert len(bodies) == 3
+
+
+def test_its_questions_may_have_other_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = (question(k) for k in range(20))
+    rows = [{"query": it["question"], "options": it["choices"], "key": it["answer"]} for it in asked]
+    words = ("cascade", finished(), "--second", finished("lora"), "--threshold", 0.5, "--quiet", "--json")
+    task = ("--task", write_lines(tmp_path / "mine.jsonl", rows))
+    assert bayeslora(*words, *task, "--columns", "question=query", "choices=options", "answer=key") == 0
+    assert json.loads(capsys.readouterr().out)["questions"] == 4
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,10 @@ def refused(place: Path, *, written: str | None = None, why: str = "bad") -> Non
         fail(place, written)
 
 
+def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    refused(Path("/proc/run"), why="/proc/run: cannot be made .*; choose another directory")
+
+
 def test_a_directory_in_which_nothing_was_done_is_removed_with_those_made_for_it(tmp_path: Path) -> None:
     refused(tmp_path / "new" / "deep" / "run")
     assert not list(tmp_path.iterdir())

@@ -413,6 +413,17 @@ def test_the_model_keeps_quiet_below_the_threshold(calibrated: Path, capsys: pyt
     assert answer(capsys, calibrated, *words)["answer"] is None
 
 
+def test_calibration_data_may_have_other_names_for_their_fields(
+    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = (question(k) for k in range(60))
+    rows = [{"query": it["question"], "options": it["choices"], "key": it["answer"]} for it in asked]
+    words = ("calibrate", copied, "--task", write_lines(tmp_path / "mine.jsonl", rows), "--quiet", "--force")
+    assert bayeslora(*words) == 2
+    assert "with --columns" in capsys.readouterr().err
+    assert bayeslora(*words, "--columns", "question=query", "choices=options", "answer=key") == 0
+
+
 def test_calibrating_again_needs_force(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bayeslora("calibrate", copied, "--error-rate", "0.5") == 0
     out = capsys.readouterr().out

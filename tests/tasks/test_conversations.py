@@ -131,17 +131,20 @@ def test_prompt_and_completion_as_texts_and_as_messages() -> None:
     [
         ({"messages": []}, "messages is no list of messages"),
         ({"messages": "hi"}, "messages is no list of messages: 'hi'"),
-        ({"messages": ["hi"]}, "a message of messages is no object: 'hi'"),
+        ({"messages": ["hi"]}, "message 1 is no object: 'hi'"),
         ({"messages": messages(("user", "hi"))}, "messages have no assistant"),
-        ({"messages": messages(("narrator", "hi"))}, "unknown role: 'narrator'; use system, user, assistant"),
-        ({"messages": [{"role": "user", "content": 5}]}, "a message of messages has no text as content: 5"),
+        (
+            {"messages": messages(("narrator", "hi"))},
+            "message 1 has an unknown role: 'narrator'; use system, user, assistant",
+        ),
+        ({"messages": [{"role": "user", "content": 5}]}, "message 1 has no text as content: 5"),
         (
             {"messages": [{"role": "user", "content": ["hi"]}]},
-            "a message of messages has a part of another type than text, which cannot be learnt: 'hi'",
+            "message 1 has a part of another type than text, which cannot be learnt: 'hi'",
         ),
         (
             {"messages": [{"role": "user", "content": [*PARTS, {"type": "image_url", "image_url": {"url": "x"}}]}]},
-            "a message of messages has a part of another type than text, which cannot be learnt: {'type': 'image_url'",
+            "message 1 has a part of another type than text, which cannot be learnt: {'type': 'image_url'",
         ),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "has no text as content: None"),
         ({"messages": messages(*SAID), "tools": "f(x)"}, "tools is no list of JSON schemas: 'f(x)'"),
@@ -151,7 +154,7 @@ def test_prompt_and_completion_as_texts_and_as_messages() -> None:
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages is no valid Unicode"),
         (
             {"messages": [*messages(SAID[0]), {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]},
-            "a message of messages calls a tool, which cannot be learnt",
+            "message 2 calls a tool, which cannot be learnt",
         ),
         (
             {"messages": messages(("assistant", "Hello."), ("user", "Hi!"))},

@@ -137,11 +137,18 @@ def test_cells_of_csv_may_be_long_and_empty(tmp_path: Path) -> None:
         ("\n\ntext,label\na\n", "line 4: has 1 cells under 2 columns"),
         ("", "has no rows"),
         ("text,label\n", "has no rows"),
+        ("text,label, text \na,b,c\n", "line 1: a column is named twice (text, label, text)"),
+        ("text;label\na;b\n", "line 1: the separator is ';'; save the file with commas between the cells"),
+        ("text\tlabel\na\tb\n", "line 1: the separator is a tab; save the file with commas between the cells"),
+        (
+            "text,label\ra,b\r",
+            "has a carriage return (CR) outside of quotes, which ends no line; save it with the line ends LF",
+        ),
     ],
 )
 def test_csv_that_cannot_be_read_names_its_line(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text, encoding="utf-8", newline="")
     assert message in (said := failure(lambda: find_task(path))) and str(path) in said
 
 
@@ -193,6 +200,97 @@ def test_shapes_are_known_by_their_fields(row: dict[str, Any], kind: type, tmp_p
     assert type(find_task(write_lines(tmp_path / "mine.jsonl", [row]))) is kind
 
 
+@pytest.mark.parametrize(
+    "fields, column, kind, used, left_out",
+    [
+        (("text", "category"), "category", "running text", "--columns label=category", "--columns label="),
+        (("text", "id", "Labels"), "Labels", "running text", "--columns label=Labels", "--columns label="),
+        (("text", "my class", "lable"), "lable", "running text", "--columns label=lable", "--columns label="),
+        *(
+            (
+                ("question", name, "answer"),
+                name,
+                "questions with free answers",
+                f"--columns choices={name}",
+                "--columns choices=",
+            )
+            for name in ("options", "choises")
+        ),
+    ],
+)
+def test_a_misnamed_column_does_not_make_another_kind_of_task(
+    fields: tuple[str, ...], column: str, kind: str, used: str, left_out: str, tmp_path: Path
+) -> None:
+    path = write_lines(tmp_path / "mine.jsonl", [dict.fromkeys(fields, "x")])
+    said = failure(lambda: find_task(path))
+    assert said.startswith(f"{path}, line 1: the column {column!r} looks like ") and f"is not used for {kind}; " in said
+    assert f" give {used}; to leave it out give {left_out}" in said
+
+
+def test_what_looks_like_a_label_may_be_left_out_and_other_names_are_kept(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "mine.jsonl", [{"the body": "x", "class": "y"}])
+    said = failure(lambda: find_task(path, how=OwnFormat({"text": "the body"})))
+    assert "give --columns 'text=the body' label=class; " in said
+    assert "to leave it out give --columns 'text=the body' label=" in said
+    assert isinstance(find_task(path, how=OwnFormat({"text": "the body", "label": "class"})), Task)
+    assert isinstance(find_task(path, how=OwnFormat({"text": "the body", "label": ""})), DocumentTask)
+    write_lines(path, [{"text": "x", "label": "y"}])
+    assert isinstance(find_task(path, how=OwnFormat({"label": ""})), DocumentTask)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ("messages",),
+        ("prompt", "completion"),
+        ("question", "choices"),
+        ("text", "label"),
+        ("question", "answer"),
+        ("text",),
+    ],
+)
+def test_other_columns_do_no_harm_and_are_named(fields: tuple[str, ...], tmp_path: Path) -> None:
+    others = (
+        "source",
+        "metadata",
+        "explanation",
+        "title",
+        "level",
+        "message",
+        "url",
+        "language",
+        "context",
+        "split",
+        "score",
+    )
+    row = dict.fromkeys((*others, "id", *fields), "x")
+    task = find_task(write_lines(tmp_path / "mine.jsonl", [row]))
+    assert task.description.endswith(f" in {tmp_path}/mine.jsonl; columns not used: {', '.join(others)}")
+
+
+def test_blanks_around_the_names_of_a_header_mean_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("text, label\na, b\n", encoding="utf-8")
+    task = find_task(path)
+    assert isinstance(task, Task) and task.description == f"texts to classify in {path}"
+
+
+@pytest.mark.parametrize(
+    "suffix, advice", [(".tsv", "convert it to CSV with commas"), (".json", "one JSON object per line")]
+)
+def test_files_that_another_name_does_not_help_are_told_what_does(suffix: str, advice: str, tmp_path: Path) -> None:
+    path = tmp_path / f"mine{suffix}"
+    path.write_text("x", encoding="utf-8")
+    said = failure(lambda: find_task(path))
+    assert said.startswith(f"{path}: {suffix} files are not read; ") and advice in said
+
+
+def test_a_field_is_given_once(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"text": "a", "label": "x", "label": "y"}\n', encoding="utf-8")
+    assert failure(lambda: find_task(path)) == f"{path}, line 1: has the field 'label' twice; keep one of them"
+
+
 def test_fields_that_mean_nothing_are_told_with_what_is_needed(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "mine.jsonl", [{"queston": "1+1?", "target": "2"}])
     said = failure(lambda: find_task(path))
@@ -207,7 +305,11 @@ def test_columns_have_other_names(tmp_path: Path) -> None:
     assert isinstance(task, AnswerTask)
     assert {(it.question, it.answers) for it in task.load("train")} <= {(f"{k}+1?", (str(k + 1),)) for k in range(10)}
     said = failure(lambda: find_task(path, how=OwnFormat({"question": "qery"})))
-    assert "has no field 'qery' (did you mean 'query'?); it has query, target, answer" in said
+    assert "has no field 'qery' (did you mean 'query'?); it has query, target, answer; say what its fields are" in said
+    assert said.endswith("called with --columns question=NAME")
+    write_lines(path, [{"text": "a", "label": "b"}])
+    said = failure(lambda: find_task(path, how=OwnFormat({"text": "body", "label": "queue"})))
+    assert said.endswith("say what its fields are called with --columns text=text label=label")
     assert "columns names 'qestion' (did you mean 'question'?)" in failure(lambda: OwnFormat({"qestion": "query"}))
     assert "splits names 'dev'" in failure(lambda: OwnFormat(splits={"dev": "x"}))
 
@@ -258,6 +360,15 @@ def test_labels_of_a_run_are_the_options_unless_there_are_others(tmp_path: Path)
     assert item.options == (" so-so", " good", " bad") and item.gold == 1 and unknown.gold is None
     write_lines(tmp_path / "other" / "train.jsonl", [labelled(k, label=["good", "new"][k % 2]) for k in range(6)])
     assert load_task(tmp_path / "other", how=how).train[0].options == (" good", " new")
+
+
+def test_labels_that_look_missing_are_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [labelled(k, label=["good", "bad", "NaN", "N/A", ""][k % 5]) for k in range(50)]
+    path = write_csv(tmp_path / "mine.csv", rows)
+    task = load_task(path)
+    assert all(task.load(split).items for split in SPLITS) and " NaN" in task.test[0].options
+    (said,) = caplog.messages
+    assert said.startswith(f"{path}: 20 of its labels are NaN or N/A, which becomes a class like any other; ")
 
 
 def test_many_labels_have_no_letters() -> None:

@@ -7,6 +7,9 @@ verb runs.
 
 from __future__ import annotations
 
+# first, so that the other imports may be interrupted
+from bayeslora.cli.interruption import INTERRUPTED  # isort: split
+
 import contextlib
 import inspect
 import io
@@ -14,6 +17,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import tyro
@@ -25,10 +29,10 @@ from bayeslora.cli.ask import Generate, Predict
 from bayeslora.cli.cascade import Cascade
 from bayeslora.cli.common import Verb
 from bayeslora.cli.export import Convert, Export, Merge, Push
-from bayeslora.cli.help_texts import plain_help, short_descriptions
+from bayeslora.cli.help_texts import dataclasses_of, plain_help, short_descriptions
 from bayeslora.cli.lists import Methods, Models, Tasks
 from bayeslora.cli.measure import Bench
-from bayeslora.cli.parsing import one_line
+from bayeslora.cli.parsing import one_line, with_initials
 from bayeslora.cli.pipes import CLOSED_PIPE, reader_left
 from bayeslora.cli.progress_bars import spare_progress_bars
 from bayeslora.cli.report import Report
@@ -72,7 +76,7 @@ Exit codes: 0 done, 1 failure, 2 bad input (one line on stderr says what to do),
 nobody reads the output any longer (as with | head)."""
 
 RESUMED = ("quickstart", "train", "compare", "ablate", "tune")
-"""Verbs that go on where they were interrupted."""
+"""Verbs that go on where they were interrupted; ``predict`` does so if it writes a file."""
 
 VERBS: dict[str, type[Verb]] = {
     "quickstart": Quickstart,
@@ -139,9 +143,15 @@ def _run(arguments: Sequence[str]) -> int:
             f"out of memory ({first_line(error)}); use fewer --samples, a smaller batch or fewer tokens", 1
         )
     except KeyboardInterrupt:
-        resumes = list(arguments)[:1] in ([verb] for verb in RESUMED)
-        return _complain("interrupted; the same command resumes" if resumes else "interrupted", 130)
+        return _complain("interrupted; the same command resumes" if _resumes(arguments) else "interrupted", INTERRUPTED)
     return 0
+
+
+def _resumes(arguments: Sequence[str]) -> bool:
+    """Whether the same command goes on where it was interrupted."""
+    if arguments[:1] == ["predict"]:
+        return any(word.partition("=")[0] == "--output" for word in arguments)
+    return bool(arguments) and arguments[0] in RESUMED
 
 
 def _with_help(arguments: Sequence[str]) -> Sequence[str]:
@@ -213,6 +223,13 @@ def parse(arguments: Sequence[str]) -> Verb:
     except SystemExit as end:
         if end.code:
             verb_help = " ".join(["bayeslora", *(word for word in arguments[:1] if word in VERBS), "--help"])
-            raise InputError(one_line(complaint.getvalue()).replace("bayeslora --help", verb_help)) from None
+            told = one_line(complaint.getvalue()).replace("bayeslora --help", verb_help)
+            raise InputError(with_initials(told, _options(arguments))) from None
         raise
     return verb
+
+
+def _options(arguments: Sequence[str]) -> list[str]:
+    """Names of the options of the verb, as they are written."""
+    owners = dataclasses_of(VERBS[arguments[0]]) if arguments and arguments[0] in VERBS else []
+    return [field.name.replace("_", "-") for owner in owners for field in fields(owner)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bayeslora.cli.common import DataOptions, OfDraws, quoted
+from bayeslora.cli.common import OfDraws, OtherDataOptions, quoted
 from bayeslora.errors import InputError
 from bayeslora.number_checks import check_number
 from bayeslora.runs.location import require_directory
@@ -22,7 +22,7 @@ KEY_VARIABLE = "OPENAI_API_KEY"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cascade(OfDraws, DataOptions):
+class Cascade(OfDraws, OtherDataOptions):
     """Let a run answer what it is sure of and a second model the rest, and report share, accuracy and time.
 
     Examples:
@@ -62,7 +62,7 @@ class Cascade(OfDraws, DataOptions):
                     f"{self.directory}: has no threshold; give --threshold, or first run "
                     f"bayeslora calibrate {quoted(self.directory)} --error-rate 0.1"
                 )
-            task = require_options(trained.find_task(self.task, self.data_dir))
+            task = require_options(trained.find_task(self.task, self.data_dir, self.own_format(trained)))
             items = task.load(self.split).items[: self.max_questions]
             result = run_cascade(trained, items, self._second(), threshold)
         if self.json:

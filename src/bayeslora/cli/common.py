@@ -6,7 +6,7 @@ import contextlib
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 
@@ -14,7 +14,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from bayeslora.progress import Reporter, reporter
-from bayeslora.runs.config import check_samples
+from bayeslora.runs.config import Pairs, check_samples
 from bayeslora.runs.location import find_directory, require_directory
 from bayeslora.runs.result import RunResult
 from bayeslora.server.announcement import Served
@@ -23,6 +23,7 @@ from bayeslora.wording import counted
 if TYPE_CHECKING:
     from bayeslora.runs.trained import TrainedModel
     from bayeslora.studies.execution import Execution
+    from bayeslora.tasks import OwnFormat
 
 
 T = TypeVar("T")
@@ -63,6 +64,18 @@ class DataOptions(DeviceOptions):
 
     data_dir: Path | None = None
     """Local copies of the benchmarks; without it they are read from the hub."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherDataOptions(DataOptions):
+    """Data options of verbs that use a trained run on its own data or on others."""
+
+    columns: Annotated[Mapping[str, str] | None, Pairs] = None
+    """What the data call the fields that tasks have, such as question=query; by default as in training."""
+
+    def own_format(self, trained: TrainedModel) -> OwnFormat | None:
+        """The format of the data, or ``None`` if it is that of training."""
+        return None if self.columns is None else replace(trained.config.data, columns=self.columns).own_format()
 
 
 @dataclass(frozen=True, kw_only=True)

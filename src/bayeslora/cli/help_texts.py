@@ -24,7 +24,7 @@ KINDS: dict[Any, str] = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
 @contextmanager
 def plain_help(verb: type) -> Iterator[None]:
     """Inside the block, the help of a verb is plain."""
-    kept = {owner: inspect.get_annotations(owner) for owner in _dataclasses(verb)}
+    kept = {owner: inspect.get_annotations(owner) for owner in dataclasses_of(verb)}
     try:
         for owner, annotations in kept.items():
             owner.__annotations__ = _shown(owner, annotations)
@@ -47,12 +47,12 @@ def short_descriptions(verbs: Collection[type]) -> Iterator[None]:
             verb.__doc__ = text
 
 
-def _dataclasses(cls: type) -> list[type]:
+def dataclasses_of(cls: type) -> list[type]:
     """A dataclass, what it inherits from, and the dataclasses of their fields."""
     found = [owner for owner in cls.__mro__ if is_dataclass(owner)]
     for hint in get_type_hints(cls).values():
         if is_dataclass(hint) and isinstance(hint, type):
-            found += _dataclasses(hint)
+            found += dataclasses_of(hint)
     return list(dict.fromkeys(found))
 
 

@@ -7,7 +7,7 @@ what we work on.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _TYRO_WORDS = {
     r"Error parsing __tyro-dummy-inner__\S*: ": "",
@@ -49,6 +49,15 @@ def one_line(box: str) -> str:
     for pattern, plain in _TYRO_WORDS.items():
         text = re.sub(pattern, plain, text)
     return text.replace(" ;", ";").strip("; ")
+
+
+def with_initials(message: str, options: Iterable[str]) -> str:
+    """The message about an unknown option, with the option whose initials it is: ``--learning-rate`` for ``--lr``."""
+    given = re.match(r"unknown: --(\w{2,})", message)
+    short = {"".join(word[0] for word in name.split("-")): name for name in options}
+    if given is None or given[1] not in short:
+        return message
+    return re.sub(r"(; did you mean \S+)?; see ", f"; did you mean --{short[given[1]]}?; see ", message)
 
 
 def _joined(section: Sequence[str]) -> str:

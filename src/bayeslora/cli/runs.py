@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from bayeslora.cli.common import DataOptions, OfDraws, OutputOptions, StudyOptions, Unnamed, print_result, quoted
+from bayeslora.cli.common import (
+    DataOptions,
+    OfDraws,
+    OtherDataOptions,
+    OutputOptions,
+    StudyOptions,
+    Unnamed,
+    print_result,
+    quoted,
+)
 from bayeslora.errors import InputError
 from bayeslora.method_names import check_method_names
-from bayeslora.progress import reporter
-from bayeslora.runs.config import Pairs, RunConfig, resolve
+from bayeslora.progress import Reporter, reporter
+from bayeslora.runs.config import RunConfig, resolve
 from bayeslora.runs.directory import RunDirectory
 from bayeslora.runs.location import find_directory
 from bayeslora.studies.comparison import Comparison
-from bayeslora.tasks.registry import check_task_names
+from bayeslora.tasks.registry import TASKS, check_task_names, find_task
 from bayeslora.train.errors import RunsFailed
 from bayeslora.wording import counted
 
@@ -66,6 +75,8 @@ class Train(DataOptions):
         from bayeslora.train.run import RunContext, train
 
         with reporter(quiet=self.quiet) as report:
+            if Processes.join(self.device).main:
+                self._tell_task(report)
             place = RunContext(
                 data_dir=self.data_dir,
                 device=self.device,
@@ -85,7 +96,16 @@ class Train(DataOptions):
                 f"adapter, predictions and result: {self.out} (bayeslora report {quoted(self.out)} shows them on a page)"
             )
 
+    def _tell_task(self, report: Reporter) -> None:
+        """Say what kind of task own data are taken for, and which of their columns are not used."""
+        done = RunDirectory(self.out).result.exists() and not self.force  # needs its data no longer
+        if self.experiment.task not in TASKS and not done:
+            task = find_task(self.experiment.task, self.data_dir, self.experiment.data.own_format())
+            report.say(f"task: {task.description}")
+
     def _estimate(self) -> None:
+        with reporter(quiet=self.quiet) as report:
+            self._tell_task(report)
         from bayeslora.train.estimate import estimate
 
         found = estimate(self.experiment, self.data_dir, device=self.device, tflops=self.tflops)
@@ -93,7 +113,7 @@ class Train(DataOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(OfDraws, DataOptions):
+class Evaluate(OfDraws, OtherDataOptions):
     """Evaluate a trained run on the task it was trained on or on another."""
 
     task: str | None = None
@@ -110,9 +130,6 @@ class Evaluate(OfDraws, DataOptions):
     force: bool = False
     """Replace an existing evaluation."""
 
-    columns: Annotated[Mapping[str, str] | None, Pairs] = None
-    """What the data call the fields that tasks have, such as question=query; by default as in training."""
-
     def run(self) -> None:
         """Evaluate, with the metrics on stdout."""
         self.require_directory()
@@ -122,7 +139,7 @@ class Evaluate(OfDraws, DataOptions):
         if self.out is not None:
             require_free(self.out, force=self.force)
         with self.loaded(raw=self.raw) as trained:
-            how = None if self.columns is None else replace(trained.config.data, columns=self.columns).own_format()
+            how = self.own_format(trained)
             result = evaluate(trained, self.task, self.split, self.data_dir, self.out, self.reference, how)
         if self.json:
             print(json.dumps(result, default=dict))
@@ -131,7 +148,7 @@ class Evaluate(OfDraws, DataOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calibrate(OfDraws, DataOptions):
+class Calibrate(OfDraws, OtherDataOptions):
     """Choose temperature, posterior scale and decision threshold on held-out data, and save them with the adapter."""
 
     task: str | None = None
@@ -171,6 +188,7 @@ class Calibrate(OfDraws, DataOptions):
                 tolerance=self.tolerance,
                 unfamiliar_by=self.unfamiliar_by,
                 unfamiliar_from=self.unfamiliar_from,
+                how=self.own_format(trained),
             )
         missed = found.threshold is None and (self.error_rate is not None or self.coverage is not None)
         if self.json:

@@ -63,7 +63,7 @@ class DataConfig:
     max_train: int | None = None
     """Use only this many training questions (blocks of text, problems), chosen at random, the same for every seed."""
     columns: Annotated[Mapping[str, str], Pairs] = field(default_factory=dict)
-    """What your own data call the fields that tasks have, such as question=query answer=target."""
+    """What your own data call the fields that tasks have, such as question=query answer=target; label= leaves a field out."""
     dataset_config: str | None = None
     """Configuration of a data set of the hub."""
     dataset_splits: Annotated[Mapping[str, str], Pairs] = field(default_factory=dict)

@@ -142,6 +142,8 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             raise InputError(f"{self.path}: is a file, or below one; choose a directory") from error
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be made ({error.strerror}); choose another directory") from error
         file = self.path / ".lock"
         lock = FileLock(file)
         try:

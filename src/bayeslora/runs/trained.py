@@ -283,6 +283,7 @@ class TrainedModel:
         tolerance: float | None = None,
         unfamiliar_by: str | None = None,
         unfamiliar_from: float | None = None,
+        how: OwnFormat | None = None,
     ) -> Calibration:
         """Choose posterior scale, temperature and, for a target error rate or coverage, the threshold; use them from now on, and
         save them in place of an earlier calibration.
@@ -295,13 +296,14 @@ class TrainedModel:
         answers the confidence is fitted, and the threshold chosen.
 
         With it goes what makes a question unfamiliar: ``unfamiliar_by`` and ``unfamiliar_from`` as in
-        :class:`bayeslora.train.PredictionConfig`, by default the run's own.
+        :class:`bayeslora.train.PredictionConfig`, by default the run's own. ``how`` is the format of own data, by default that of
+        the training data.
         """
         if error_rate is not None or coverage is not None:
             describe_target(error_rate, coverage)  # fail early
         flagging = with_flag(self.config.prediction, unfamiliar_by, unfamiliar_from)
         name = task or self.config.task
-        source = self.find_task(name, data_dir)
+        source = self.find_task(name, data_dir, how)
         if isinstance(source, AnswerTask):
             if tolerance is not None:
                 raise InputError("tolerance is for questions with options; leave it out")

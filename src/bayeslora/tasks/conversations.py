@@ -170,35 +170,40 @@ def read_messages(values: Mapping[str, Any], name: str) -> tuple[Turn, ...]:
     given = values.get(name)
     if not isinstance(given, list) or not given:
         raise Malformed(f"{name} is no list of messages", repr(given)[:60])
-    return tuple(_turn(message, name) for message in given)
+    return tuple(_turn(message, name, number) for number, message in enumerate(given, 1))
 
 
-def _turn(message: Any, name: str) -> Turn:
+def _turn(message: Any, name: str, number: int) -> Turn:
     if not isinstance(message, Mapping):
-        raise Malformed(f"a message of {name} is no object", repr(message)[:60])
+        raise _wrong(name, number, "is no object", repr(message)[:60])
     role, content = message.get("role"), message.get("content")
     if role is None and "from" in message:
         role, content = SHAREGPT.get(str(message["from"]), message["from"]), message.get("value")
     if role not in ROLES:
-        raise Malformed(f"a message of {name} has an unknown role", f"{role!r}; use {', '.join(ROLES)}")
+        raise _wrong(name, number, "has an unknown role", f"{role!r}; use {', '.join(ROLES)}")
     if message.get("tool_calls") or message.get("function_call"):
-        raise Malformed(f"a message of {name} calls a tool, which cannot be learnt")
-    said = [_said(part, name) for part in content] if isinstance(content, list) else [content]
-    return role, "".join(_text(it, name) for it in said)
+        raise _wrong(name, number, "calls a tool, which cannot be learnt")
+    said = [_said(part, name, number) for part in content] if isinstance(content, list) else [content]
+    return role, "".join(_text(it, name, number) for it in said)
 
 
-def _said(part: Any, name: str) -> Any:
+def _said(part: Any, name: str, number: int) -> Any:
     """What a part of a message says, in OpenAI's form."""
     if not isinstance(part, Mapping) or part.get("type") != "text":
-        reason = f"a message of {name} has a part of another type than text, which cannot be learnt"
-        raise Malformed(reason, repr(part)[:60])
+        raise _wrong(name, number, "has a part of another type than text, which cannot be learnt", repr(part)[:60])
     return part.get("text")
 
 
-def _text(given: Any, name: str) -> str:
+def _text(given: Any, name: str, number: int) -> str:
     if not isinstance(given, str):
-        raise Malformed(f"a message of {name} has no text as content", repr(given)[:60])
+        raise _wrong(name, number, "has no text as content", repr(given)[:60])
     return whole_characters(given, name)
+
+
+def _wrong(name: str, number: int, what: str, detail: str = "") -> Malformed:
+    """A message that cannot be used. Its number is told of its own row alone: rows with the same mistake are counted together."""
+    place = f"message {number}" if name == "messages" else f"message {number} of {name}"
+    return Malformed(f"a message of {name} {what}", detail, here=f"{place} {what}")
 
 
 def example_key(example: Example) -> str:

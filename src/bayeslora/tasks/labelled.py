@@ -5,8 +5,10 @@ Labels are any texts or numbers. All of them must occur in the training data, wh
 
 from __future__ import annotations
 
+import logging
 import math
 import string
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,10 +19,16 @@ from bayeslora.wording import counted
 
 MOST_LABELS = 1000
 
+LOOK_MISSING = ("nan", "none", "null", "n/a")
+"""Labels, in small letters, that tables often have where there is none."""
+
+logger = logging.getLogger(__name__)
+
 
 def label_names(rows: Iterable[Row], where: str) -> tuple[str, ...]:
-    """All labels of the training data, sorted: numbers by value, others by name."""
+    """All labels of the training data, sorted: numbers by value, others by name. Those that look missing are warned of."""
     found, wrong = found_labels(rows)
+    _warn_of_missing(found, where)
     if len(found) < 2:
         told = wrong or ", ".join(found)
         seen = f" ({told})" if told else ""
@@ -35,16 +43,29 @@ def label_names(rows: Iterable[Row], where: str) -> tuple[str, ...]:
     return tuple(sorted(found, key=_numbers_first))
 
 
-def found_labels(rows: Iterable[Row]) -> tuple[set[str], str]:
-    """All labels of some rows, and what is wrong with the first row whose label is none."""
-    found, wrong = set[str](), ""
+def _warn_of_missing(found: Mapping[str, int], where: str) -> None:
+    counts = {name: count for name, count in found.items() if name.lower() in LOOK_MISSING}
+    if counts:
+        logger.warning(
+            "%s: %d of its labels are %s, which becomes a class like any other; if it means that there is no label, leave the "
+            "label empty",
+            where,
+            sum(counts.values()),
+            " or ".join(counts),
+        )
+
+
+def found_labels(rows: Iterable[Row]) -> tuple[Counter[str], str]:
+    """All labels of some rows with how many rows have them, and what is wrong with the first row whose label is none."""
+    found, wrong = Counter[str](), ""
     for row in rows:
         try:
             name = _name(row.values.get("label"))
         except Malformed as problem:  # what becomes of the row is decided where it is read
             wrong = wrong or f"{row.origin}: {problem}"
             continue
-        found |= set() if name is None else {name}
+        if name is not None:
+            found[name] += 1
     return found, wrong
 
 

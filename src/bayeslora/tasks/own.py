@@ -34,6 +34,7 @@ from bayeslora.tasks.base import SPLITS, FromRow, Split, SplitName, Task
 from bayeslora.tasks.conversations import ConversationTask, example_key, read_completion, read_conversation
 from bayeslora.tasks.file import FIELDS, SHARES, read_own
 from bayeslora.tasks.labelled import found_labels, label_names, labelled_reader
+from bayeslora.tasks.misnamed import columns_option, looks_like
 from bayeslora.tasks.rows import Items, Reader, Row, content_key, parts_by_rank, rank, usable, warn_of_left_out
 from bayeslora.tasks.sources import find_file
 from bayeslora.tasks.tables import TABLES, check_table, read_table
@@ -59,7 +60,7 @@ class OwnFormat:
     """How own data differ from what is expected.
 
     Attributes:
-        columns: names that our fields have in the data: ``{"question": "query"}``.
+        columns: names that our fields have in the data: ``{"question": "query"}``; an empty name for a field that is not used.
         config: configuration of a data set of the hub.
         splits: names that our splits have there: ``{"train": "train_sft"}``.
         labels: of a run that classifies texts: the options of texts that have no other labels.
@@ -89,6 +90,7 @@ class OwnRows:
         whole: reads all rows, if they are not divided yet.
         missing: error message for a split that there is not, with ``{split}`` for its name.
         labels: as in :class:`OwnFormat`.
+        about: what kind of rows they are, and which of their columns are not used.
     """
 
     name: str
@@ -96,6 +98,7 @@ class OwnRows:
     whole: Callable[[], Iterable[Row]] | None = None
     missing: str = ""
     labels: tuple[str, ...] = ()
+    about: str = ""
 
     def all(self) -> Iterator[Row]:
         """The rows of all splits."""
@@ -164,7 +167,7 @@ def _part(
 def _questions(rows: OwnRows) -> Task:
     return Task(
         rows.name,
-        f"own questions in {rows.name}",
+        rows.about,
         lambda split: Split(*rows.load(split, read_own, content_key, "questions")),
     )
 
@@ -172,13 +175,13 @@ def _questions(rows: OwnRows) -> Task:
 def _labelled(rows: OwnRows) -> Task:
     @cache
     def names() -> tuple[str, ...]:
-        known = bool(rows.labels) and found_labels(rows.all())[0] <= set(rows.labels)
+        known = bool(rows.labels) and found_labels(rows.all())[0].keys() <= set(rows.labels)
         return rows.labels if known else label_names(rows.training(), rows.name)
 
     def read(split: SplitName) -> Split:
         return Split(*rows.load(split, labelled_reader(names()), content_key, "texts"))
 
-    return Task(rows.name, f"own texts to classify in {rows.name}", read, kind="labels")
+    return Task(rows.name, rows.about, read, kind="labels")
 
 
 def _token_task(
@@ -188,7 +191,7 @@ def _token_task(
         items = cache(lambda split: rows.items(split, read, key, noun))
         return make(
             rows.name,
-            f"own {noun} in {rows.name}",
+            rows.about,
             # training data may be larger than memory; what is evaluated is kept
             lambda split: items(split) if split == "train" else tuple(items(split)),
             rows_left_out=lambda split: items(split).left_out,
@@ -199,28 +202,52 @@ def _token_task(
 
 @dataclass(frozen=True)
 class Shape:
-    """A kind of rows: the fields that it needs, and the task of such rows."""
+    """A kind of rows.
+
+    Attributes:
+        needs: the fields that it needs.
+        kind: what such rows are.
+        task: the task of such rows.
+        uses: further fields that mean something in them.
+    """
 
     needs: tuple[str, ...]
+    kind: str
     task: Callable[[OwnRows], Task | TokenTask[Any]]
+    uses: tuple[str, ...] = ("id",)
 
 
 SHAPES = (
-    Shape(("messages",), _token_task(ConversationTask, read_conversation, example_key, "conversations")),
-    Shape(("prompt", "completion"), _token_task(ConversationTask, read_completion, example_key, "completions")),
-    Shape(("question", "choices"), _questions),
-    Shape(("text", "label"), _labelled),
-    Shape(("question", "answer"), _token_task(AnswerTask, read_free_answer, answer_key, "questions")),
-    Shape(("text",), _token_task(DocumentTask, read_document, document_key, "texts")),
+    Shape(
+        ("messages",),
+        "conversations",
+        _token_task(ConversationTask, read_conversation, example_key, "conversations"),
+        ("tools", "id"),
+    ),
+    Shape(
+        ("prompt", "completion"),
+        "prompts with completions",
+        _token_task(ConversationTask, read_completion, example_key, "completions"),
+        ("tools", "id"),
+    ),
+    Shape(("question", "choices"), "questions with choices", _questions, FIELDS),
+    Shape(("text", "label"), "texts to classify", _labelled),
+    Shape(
+        ("question", "answer"),
+        "questions with free answers",
+        _token_task(AnswerTask, read_free_answer, answer_key, "questions"),
+        ("passage", "id"),
+    ),
+    Shape(("text",), "running text", _token_task(DocumentTask, read_document, document_key, "texts")),
 )
 """All shapes. The first whose fields are there is taken."""
 
-KNOWN = tuple(dict.fromkeys([*(name for shape in SHAPES for name in shape.needs), *FIELDS, "tools"]))
+KNOWN = tuple(dict.fromkeys(name for shape in SHAPES for name in (*shape.needs, *shape.uses)))
 """All fields that mean something."""
 
 
-def own_task(rows: OwnRows, labels: tuple[str, ...] = ()) -> Task | TokenTask[Any]:
-    """The task of own data, recognised by the fields of the first row. ``labels`` as in :class:`OwnFormat`."""
+def own_task(rows: OwnRows, how: OwnFormat) -> Task | TokenTask[Any]:
+    """The task of own data, recognised by the fields of the first row."""
     first = rows.first()
     shape = next((it for it in SHAPES if set(it.needs) <= set(first.values)), None)
     if shape is None:
@@ -231,7 +258,24 @@ def own_task(rows: OwnRows, labels: tuple[str, ...] = ()) -> Task | TokenTask[An
             f"{first.origin}: its fields are {given}{''.join(hints)}; a row needs {wanted}; if yours have other names, map "
             "them with --columns, such as question=query"
         )
-    return shape.task(replace(rows, labels=labels))
+    unused = [str(name) or "(without a name)" for name in first.values if name not in (*shape.needs, *shape.uses)]
+    _require_no_misnamed(first, shape, unused, how.columns)
+    told = f"; columns not used: {', '.join(unused)}" if unused else ""
+    return shape.task(replace(rows, labels=how.labels, about=f"{shape.kind} in {rows.name}{told}"))
+
+
+def _require_no_misnamed(first: Row, shape: Shape, unused: Sequence[str], columns: Mapping[str, str]) -> None:
+    """Refuse an unused column that looks like the one field that a more specific shape lacks."""
+    for better in SHAPES[: SHAPES.index(shape)]:
+        missing = [name for name in better.needs if name not in first.values]
+        if len(missing) == len(better.needs) or missing[0] in columns:
+            continue
+        if column := looks_like(missing[0], unused):
+            raise InputError(
+                f"{first.origin}: the column {column!r} looks like {missing[0]!r}, but is not used for {shape.kind}; for "
+                f"{better.kind} give {columns_option({**columns, missing[0]: column})}; to leave it out give "
+                f"{columns_option({**columns, missing[0]: ''})}"
+            )
 
 
 # Places ---------------------------------------------------------------------------------------------------------------
@@ -260,17 +304,22 @@ def _reader(path: Path, how: OwnFormat) -> Callable[[], Iterator[Row]]:
 
 def _renamed(row: Row, columns: Mapping[str, str]) -> Row:
     """A row with our names of its fields, all of which it must have."""
-    for theirs in columns.values():
+    for theirs in filter(None, columns.values()):
         if theirs not in row.values:
             hint = did_you_mean(theirs, list(map(str, row.values)))
-            raise InputError(f"{row.origin}: has no field {theirs!r}{hint}; it has {', '.join(map(str, row.values))}")
+            named = columns_option({ours: ours if ours in row.values else "NAME" for ours in columns})
+            raise InputError(
+                f"{row.origin}: has no field {theirs!r}{hint}; it has {', '.join(map(str, row.values))}; say what its fields are "
+                f"called with {named}"
+            )
     return Row(rename_fields(row.values, columns), row.origin)
 
 
 def rename_fields(values: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
-    """The values with our names of those fields that have others, as in ``{"question": "query"}``."""
-    found = {ours: theirs for ours, theirs in columns.items() if theirs in values}
-    taken = {*found, *found.values()}
+    """The values with our names of those fields that have others, as in ``{"question": "query"}``, and without those that have
+    an empty one."""
+    found = {ours: theirs for ours, theirs in columns.items() if theirs and theirs in values}
+    taken = {*found, *found.values(), *(ours for ours, theirs in columns.items() if not theirs)}
     kept = {name: value for name, value in values.items() if name not in taken}
     return {**kept, **{ours: values[theirs] for ours, theirs in found.items()}}
 

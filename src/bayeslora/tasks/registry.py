@@ -47,9 +47,9 @@ def find_task(
         return TASKS[name](None if data_dir is None else Path(data_dir))
     path = Path(name).expanduser()
     if name and (_looks_like_path(name) or path.exists()):
-        return text.text_task(path) if text.is_text(path) else own_task(file_rows(path, how), how.labels)
+        return text.text_task(path) if text.is_text(path) else own_task(file_rows(path, how), how)
     if has_hub_form(name):
-        return own_task(hub_rows(name, how), how.labels)
+        return own_task(hub_rows(name, how), how)
     raise _unknown(name)
 
 

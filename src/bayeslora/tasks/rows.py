@@ -58,10 +58,16 @@ class Candidate(Generic[T]):
 
 
 class Malformed(Exception):
-    """A row cannot be converted to an item. ``reason`` is common to all such rows, ``detail`` is about this one."""
+    """A row cannot be converted to an item.
 
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}{': ' if detail else ''}{detail}")
+    Args:
+        reason: common to all such rows.
+        detail: about this one.
+        here: the reason as it is told of this row alone, if it names a place in it.
+    """
+
+    def __init__(self, reason: str, detail: str = "", here: str = "") -> None:
+        super().__init__(f"{here or reason}{': ' if detail else ''}{detail}")
         self.reason = reason
 
 

@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import json
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,11 +132,22 @@ def _open(path: Path) -> IO[str]:
 def parse_object(line: str, origin: str) -> dict[str, Any]:
     """Parse the JSON object of a line; ``origin`` names the line in errors."""
     try:
-        values = json.loads(line)
+        values = json.loads(line, object_pairs_hook=_object)
+    except InputError as error:
+        raise InputError(f"{origin}: {error}") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{origin}: is not valid JSON ({first_line(error)}); give one JSON object per line") from error
     if not isinstance(values, dict):
         raise InputError(f"{origin}: is a JSON {type(values).__name__}; give one JSON object per line")
+    return values
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, none of whose names may stand there twice."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise InputError(f"has the field {twice!r} twice; keep one of them")
     return values
 
 

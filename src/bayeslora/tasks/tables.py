@@ -18,6 +18,15 @@ PARQUET = (".parquet",)
 TABLES = (*SUFFIXES, *CSV, *PARQUET)
 """Suffixes of files of rows."""
 
+CONVERTED = {
+    ".tsv": "convert it to CSV with commas, and name it .csv",
+    ".json": "write one JSON object per line, and name it .jsonl",
+}
+"""What becomes of files that look like files of rows, for which another name is not enough."""
+
+SEPARATORS = {";": "';'", "\t": "a tab"}
+"""What separates cells instead of a comma in files that are named .csv, and how it is told."""
+
 LISTS = ("messages", "choices", "labels", "prompt", "completion")
 """Fields that may be lists, which CSV has as JSON."""
 
@@ -33,6 +42,8 @@ def check_table(path: Path) -> None:
     if not path.is_file():
         wrong = "is no file" if path.exists() else "no such file"
         raise InputError(f"{path}: {wrong}; pass a file of rows (.jsonl, .csv, .parquet)")
+    if path.suffix in CONVERTED:
+        raise InputError(f"{path}: {path.suffix} files are not read; {CONVERTED[path.suffix]}")
     if not path.name.endswith(TABLES):
         raise InputError(f"{path}: is not named {', '.join(TABLES)}; pass a file of rows with such a name")
 
@@ -53,9 +64,11 @@ def _csv_rows(path: Path, ours: Mapping[str, str]) -> Iterator[Row]:
     lines = csv.reader(all_lines(path, LONGEST_LINE), strict=True)
     records = filter(None, _records(lines))  # without empty lines
     try:
-        header = next(records, None)
-        if header is None:
+        found = next(records, None)
+        if found is None:
             return
+        header = [name.strip() for name in found]
+        _check_separator(header, f"{path}, line {lines.line_num}")
         _check_names(header, f"{path}, line {lines.line_num}")
         for cells in records:
             origin = f"{path}, line {lines.line_num}"
@@ -65,7 +78,18 @@ def _csv_rows(path: Path, ours: Mapping[str, str]) -> Iterator[Row]:
                 )
             yield Row({name: _cell(ours.get(name, name), cell) for name, cell in zip_longest(header, cells)}, origin)
     except csv.Error as error:
+        if "new-line character" in str(error):
+            raise InputError(
+                f"{path}, line {lines.line_num}: has a carriage return (CR) outside of quotes, which ends no line; save it with "
+                "the line ends LF or CRLF"
+            ) from error
         raise InputError(f"{path}, line {lines.line_num}: is not valid CSV ({error}); quote its cells") from error
+
+
+def _check_separator(header: Sequence[str], where: str) -> None:
+    told = next((told for mark, told in SEPARATORS.items() if len(header) == 1 and mark in header[0]), None)
+    if told is not None:
+        raise InputError(f"{where}: the separator is {told}; save the file with commas between the cells")
 
 
 def _check_names(names: Sequence[str], where: str) -> None:

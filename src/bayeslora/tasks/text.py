@@ -149,10 +149,10 @@ def text_task(path: Path) -> TextTask:
     A single file is divided into 60 % train, 20 % validation and 20 % test, in this order, at ends of lines.
     """
     if path.is_dir():
-        return TextTask(str(path), f"own text in {path}", lambda split: _read_part(path, split))
+        return TextTask(str(path), f"running text in {path}", lambda split: _read_part(path, split))
     if not path.is_file():
         raise InputError(f"{path}: no such file or directory; pass a file of text or a directory with splits")
-    return TextTask(str(path), f"own text in {path}", lambda split: _divide(path, split))
+    return TextTask(str(path), f"running text in {path}", lambda split: _divide(path, split))
 
 
 def _read(source: Source, data_dir: Path | None) -> str:
