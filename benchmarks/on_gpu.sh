@@ -29,7 +29,7 @@ script() { name=$1; shift; timeout "$LIMIT" "$PYTHON" "$here/$name.py" "$@"; }
 
 TASKS=${TASKS:-arc-challenge arc-easy openbookqa winogrande-m winogrande-s}
 TRIALS="lora=1:1 lora-plus=1:1 adalora=1:2 mc-dropout=1:1 checkpoint-ensemble=1:1 swag=1:2 bbb=1:1 blob=1:1 c-lora=1:1 monteclora=1:1 pvera=0.2:2"
-METHODS=${METHODS:-bayesian-lora lora deep-ensemble temperature blob lora-plus adalora mc-dropout checkpoint-ensemble swag bbb c-lora monteclora zero-shot}
+METHODS=${METHODS:-bayesian-lora lora deep-ensemble temperature blob lora-plus adalora mc-dropout checkpoint-ensemble swag bbb c-lora monteclora pvera zero-shot}
 
 # the trials of the methods that are compared
 trials() { for trial in $TRIALS; do case " $METHODS " in *" ${trial%%=*} "*) echo "$trial" ;; esac; done; }
