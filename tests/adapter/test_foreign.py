@@ -261,6 +261,26 @@ def test_the_penalty_of_monteclora_is_pefts_loss_in_values_and_gradients(setting
     assert ours[0] > 0 and find_any_holder(model.eval()).penalty() is None
 
 
+def test_the_penalty_is_that_of_the_active_adapter():
+    """Another one may have another number of copies."""
+    model = made("monteclora")
+    other = FOREIGN["monteclora"].peft_config(
+        {"num_samples": 3}, rank=2, alpha=4, targets=["q_proj"], layers=None, seed=0
+    )
+    model.add_adapter("other", other)
+    model.train()
+    find_any_holder(model).draw(1, generator())
+    with torch.no_grad():
+        model(tokens())
+    torch.testing.assert_close(find_any_holder(model).penalty(), model.base_model._get_monteclora_loss())
+
+
+def test_a_model_can_be_pickled(tmp_path):
+    model = made("monteclora")
+    torch.save(model, tmp_path / "model.pt")
+    assert torch.equal(logits(torch.load(tmp_path / "model.pt", weights_only=False)), logits(model))
+
+
 def test_pvera_has_no_penalty_and_neither_has_a_kl():
     assert find_any_holder(made("pvera").train()).penalty() is None
     for name in FOREIGN:

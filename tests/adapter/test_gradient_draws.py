@@ -1,11 +1,14 @@
 """Passes between a training pass and its backward pass, and what uses the draws of which."""
 
 import gc
+import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
-from adapter.cases import adapted, generator, logits, tokens
+from adapter.cases import adapted, config, generator, logits, tokens
 from bayeslora import find_holder
 
 KINDS = pytest.mark.parametrize(
@@ -90,33 +93,80 @@ def test_a_pass_without_gradients_draws_for_its_own_number_of_rows():
 
 
 @KINDS
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_several_passes_before_one_backward_are_refused_unless_they_share_their_draws(told, checkpointing):
-    model = made(told, checkpointing)
-    both = loss_of(model) + loss_of(model, seed=1)
-    with pytest.raises(RuntimeError, match=r"cannot tell which of several training passes .* inside model.draws"):
-        both.backward()
-    if checkpointing:
-        return  # each pass has leaves of its own there
-    model = made(told)
-    with model.draws(2, generator(5)):
-        want = gradients(model, loss_of(model) + loss_of(model, seed=1))
-    model = made(told, checkpointing)
-    with model.draws(2, generator(5)):
-        found = gradients(model, loss_of(model) + loss_of(model, seed=1))
-    for name, value in want.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-7)
+@CHECKPOINTING
+@pytest.mark.parametrize("shared", [False, True])
+def test_several_passes_may_come_before_one_backward_pass(told, checkpointing, shared):
+    """Each with draws of its own, or all with the same."""
+
+    def found(model):
+        with model.draws(2, generator(5)) if shared else nullcontext():
+            return gradients(model, loss_of(model) + loss_of(model, seed=1))
+
+    want = found(made(told))
+    for name, value in found(made(told, checkpointing)).items():
+        torch.testing.assert_close(value, want[name], rtol=1e-4, atol=1e-7)
 
 
 @KINDS
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_a_pass_that_was_given_up_does_not_count(told, checkpointing):
-    """As after memory ran out in it."""
-    model = made(told, checkpointing)
+def test_passes_that_were_given_up_do_no_harm(told, checkpointing):
+    """As after memory ran out in one, or where a loss is kept and not learnt from."""
+    want = []
+    for given_up in (False, True):
+        model = made(told, checkpointing)
+        kept = loss_of(model)
+        model.seed_draws(7)
+        if not given_up:
+            del kept
+        want.append(gradients(model, loss_of(model)))
+    for name, value in want[0].items():
+        torch.testing.assert_close(want[1][name], value, rtol=1e-4, atol=1e-7)
+
+
+@KINDS
+@pytest.mark.parametrize("seeded", [False, True])
+def test_a_whole_model_may_be_checkpointed(told, seeded):
+    model = made(told) if seeded else adapted(**told).train()
+    torch.manual_seed(0)
+    loss = checkpoint(lambda seed: loss_of(model, seed), 0, use_reentrant=False)
+    found = gradients(model, loss)
+    assert found and all(torch.isfinite(it).all() for it in found.values())
+    if not seeded:  # the random numbers are restored
+        torch.manual_seed(0)
+        for name, value in gradients(model, loss_of(model)).items():
+            torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("checkpointing", [None, False, True])
+def test_adapters_may_be_trained_one_after_the_other(checkpointing):
+    model = made({"posterior": "meanfield"}, checkpointing)
+    model.add_adapter("other", config(posterior="inducing"))
+    for name in ("default", "other", "default"):
+        model.set_adapter(name)
+        assert gradients(model, loss_of(model))
+        if checkpointing is None:
+            assert not torch.equal(logits(model), logits(model))
+
+
+def test_nothing_is_kept_of_a_pass_that_was_given_up():
+    model = made({"posterior": "decoupled"})
     loss = loss_of(model)
+    kept = weakref.ref(find_holder(model)._drawn["default"].factors.A[0])
     del loss
+    evaluation(model)
     gc.collect()
-    assert gradients(model, loss_of(model))
+    assert kept() is None
+
+
+def test_a_fixed_adapter_writes_with_its_mean():
+    model = made({"posterior": "meanfield"})
+    find_holder(model).fixed.add("default")
+    prompt = tokens(batch=2)
+    texts = [model.generate(input_ids=prompt, max_new_tokens=6, do_sample=False, pad_token_id=0) for _ in range(2)]
+    assert torch.equal(*texts)
+    assert torch.equal(
+        texts[0], model.eval().generate(input_ids=prompt, max_new_tokens=6, do_sample=False, pad_token_id=0)
+    )
 
 
 def test_points_may_be_passed_as_often_as_one_likes():
@@ -165,3 +215,5 @@ def test_rows_that_are_compared_share_a_draw():
     torch.testing.assert_close(one, other)
     model.automatic()
     assert find_holder(model).most_draws is None
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        model.automatic(draws=0)

@@ -227,6 +227,14 @@ def test_a_misnamed_column_does_not_make_another_kind_of_task(
     assert f" give {used}; to leave it out give {left_out}" in said
 
 
+def test_a_misnamed_column_does_no_harm_where_it_is_empty_or_the_kind_of_data_is_known(tmp_path: Path) -> None:
+    """As of a run that is trained."""
+    path = write_lines(tmp_path / "empty.jsonl", [{"question": "x", "answer": "y", "options": None}])
+    assert isinstance(find_task(path), AnswerTask)
+    path = write_lines(tmp_path / "mine.jsonl", [{"text": "x", "category": "y"}])
+    assert isinstance(find_task(path, how=OwnFormat(known=True)), DocumentTask)
+
+
 def test_what_looks_like_a_label_may_be_left_out_and_other_names_are_kept(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "mine.jsonl", [{"the body": "x", "class": "y"}])
     said = failure(lambda: find_task(path, how=OwnFormat({"text": "the body"})))
@@ -289,6 +297,15 @@ def test_a_field_is_given_once(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"text": "a", "label": "x", "label": "y"}\n', encoding="utf-8")
     assert failure(lambda: find_task(path)) == f"{path}, line 1: has the field 'label' twice; keep one of them"
+    path.write_text('{"text": "a", "meta": {"x": 1, "x": 2}}\n', encoding="utf-8")  # of a field that is not used
+    assert isinstance(find_task(path), DocumentTask)
+
+
+def test_a_column_may_be_mapped_with_its_blanks(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(" my text, kind\na,b\nc,d\n", encoding="utf-8")
+    task = find_task(path, how=OwnFormat({"text": " my text", "label": "kind"}))
+    assert isinstance(task, Task) and task.kind == "labels"
 
 
 def test_fields_that_mean_nothing_are_told_with_what_is_needed(tmp_path: Path) -> None:

@@ -1,13 +1,15 @@
-"""Draws of training passes whose gradient has not been taken yet.
+"""Draws of training passes, for the layers that gradient checkpointing runs again in the backward pass.
 
-Between a training pass and its backward pass another one may come: of evaluation, or without gradients for a metric. Gradient
-checkpointing then runs layers again in the backward pass, and these must get the draws of the training pass.
+Between a training pass and its backward pass another one may come: of training, of evaluation, or without gradients for a
+metric. The layers that are run again must get the draws of their own pass. Hooks on the output of a pass are the first to be
+called in its backward pass, and say which one it is.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,57 +18,71 @@ from bayeslora.adapter.draws import Draws
 
 
 class _Pass:
-    """A pass with fresh draws; lives as long as its graph. As a hook of a tensor it notes that the gradient was taken."""
+    """A training pass; lives as long as the graph of its output. As a hook of the output it is told of the backward pass."""
 
-    taken = False
+    def __init__(self, owner: GradientDraws, draws: dict[str, Draws]) -> None:
+        self._owner = weakref.ref(owner)
+        self.draws = draws
+        self.taken = False
 
     def __call__(self, gradient: Tensor) -> None:
         self.taken = True
+        owner = self._owner()
+        if owner is not None:
+            owner.running = self.draws
 
 
 class GradientDraws:
-    """The draws of the last training pass with gradients, by adapter."""
+    """The draws of training passes with gradients, by adapter.
+
+    Attributes:
+        running: draws of the pass whose backward pass is running, or was the last to run.
+    """
 
     def __init__(self) -> None:
+        self.running: dict[str, Draws] | None = None
         self._draws: dict[str, Draws] = {}
-        self._last: _Pass | None = None
-        self._passes: weakref.WeakSet[_Pass] = weakref.WeakSet()
+        self._last: weakref.ref[_Pass] | None = None
 
-    def begin(self, drawn: Mapping[str, Draws], random: bool) -> None:
-        """Note the draws of a new pass, which may be ``random`` or always the same. Passes with the same draws count once."""
-        known = self._draws and all(self._draws.get(name) is it for name, it in drawn.items())
-        self._draws = dict(drawn)
-        if known:
-            return
-        self._last = None
-        made = [t for it in drawn.values() for t in (*it.factors.A, *it.factors.B) if t.grad_fn is not None]
-        if random and made:
-            self._last = _Pass()
-            self._passes.add(self._last)
-            made[0].register_hook(self._last)
+    def begin(self, drawn: Mapping[str, Draws]) -> None:
+        """Note the draws of a new pass."""
+        self.running, self._draws, self._last = None, dict(drawn), None
 
-    def replace(self, drawn: Mapping[str, Draws]) -> None:
-        """Give the layers others for the same draws."""
-        self._draws = dict(drawn)
+    def end(self, output: Any) -> None:
+        """Tie the draws of the pass to its output."""
+        own = _Pass(self, self._draws)
+        for tensor in _tensors(output):
+            if tensor.grad_fn is not None:
+                tensor.register_hook(own)
+                self._last = weakref.ref(own)
+
+    def again(self, drawn: Mapping[str, Draws]) -> None:
+        """Note the draws of a whole model that is run again in a backward pass."""
+        self.running = dict(drawn)
 
     def tidy(self) -> None:
         """Let go of draws that no backward pass needs any more."""
-        if self._last is not None and self._last.taken:
+        self.running = None
+        last = None if self._last is None else self._last()
+        if last is None or last.taken:
             self._draws = {}
 
     def waiting(self, adapter: str) -> Draws | None:
-        """The draws of the last pass if its gradient has not been taken."""
-        return self._draws.get(adapter) if self._last is not None and not self._last.taken else None
+        """The draws of the last pass if its gradient may still be taken."""
+        last = None if self._last is None else self._last()
+        return None if last is None or last.taken else last.draws.get(adapter)
 
     def recall(self, adapter: str) -> Draws | None:
-        """The draws for layers that are run again in a backward pass."""
-        if sum(not it.taken for it in self._passes) > 1:
-            raise RuntimeError(
-                "gradient checkpointing runs layers again in the backward pass, and cannot tell which of several training "
-                "passes with draws of their own these belong to: call backward() after each pass, or let all passes share "
-                "their draws inside model.draws(n)"
-            )
-        return self._draws.get(adapter)
+        """The draws for a layer that is run again in a backward pass."""
+        return (self._draws if self.running is None else self.running).get(adapter)
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    """The tensors of a model's output."""
+    parts = (
+        output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else [output]
+    )
+    return [part for part in parts if isinstance(part, Tensor)]
 
 
 def in_backward() -> bool:

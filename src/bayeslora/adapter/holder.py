@@ -270,8 +270,13 @@ class PosteriorHolder(TunerModule, Holder):
         with self.restoring():
             if self.training and self._mode.kind == "automatic" and not (self.merged or self.disable_adapters):
                 with torch.no_grad():
-                    self.draw()
+                    self.use({name: self._one(name) for name in self.active})
             yield
+
+    def _one(self, name: str) -> Factors:
+        """One draw of an adapter in training."""
+        fixed = name in self.fixed
+        return self._source.mean(name).factors if fixed else self._source.draw(name, 1, self.generator, "independent")
 
     def seed(self, seed: int) -> None:
         """Draw from a separate generator with this seed from now on, instead of the global one."""
@@ -358,7 +363,9 @@ class PosteriorHolder(TunerModule, Holder):
         return given
 
     def after_forward(self, root: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Raise if nothing crossed the bridge, which would lose every gradient."""
+        """Note whose draws the output is of. Raise if nothing crossed the bridge, which would lose every gradient."""
+        if self.training and torch.is_grad_enabled() and not in_backward():
+            self._learning.end(output)
         if self._bridge is not None and not self._bridge.crossed:
             raise RuntimeError(
                 "re-entrant gradient checkpointing needs the model's input embeddings or `inputs_embeds`, and neither was "
@@ -379,11 +386,16 @@ class PosteriorHolder(TunerModule, Holder):
         self._prepared = self._mode, self.training
         for name in self.active if self._mixed is None else self._mixed:
             self._drawn[name] = self._factors_for(name)
-        if self.training and torch.is_grad_enabled():
-            random = self._mode.kind != "mean" and any(self.posterior(it).spread != "nothing" for it in self.active)
-            self._learning.begin(self._drawn, random)
+        if in_backward():  # the whole model is checkpointed
+            self._learning.again(self._of_active)
+        elif self.training and torch.is_grad_enabled():
+            self._learning.begin(self._of_active)
         else:
             self._learning.tidy()
+
+    @property
+    def _of_active(self) -> dict[str, Draws]:
+        return {name: self._drawn[name] for name in self.active}
 
     @torch.compiler.disable
     def settle(self, root: nn.Module) -> None:
@@ -487,9 +499,9 @@ class PosteriorHolder(TunerModule, Holder):
 
     def _build_bridge(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Give the layers leaves, and let the first activation connect them to the draw."""
-        self._bridge, crossing = Bridge.across({name: self._drawn[name] for name in self.active})
+        self._bridge, crossing = Bridge.across(self._of_active)
         self._drawn.update(crossing)
-        self._learning.replace(self._drawn)
+        self._learning.begin(crossing)
         return self._bridge.hang(root, args, kwargs)
 
     # PEFT's interface of a tuner layer ------------------------------------------------------------------------------

@@ -109,6 +109,8 @@ class BayesLoraModel(BaseTuner):
                 it the posterior decides. Give 1 if the loss compares rows of a batch with each other, as those of preferences
                 and contrastive losses do: such rows have to be predicted by the same network.
         """
+        if draws is not None and draws < 1:
+            raise ValueError(f"number of draws must be at least 1, got {draws}")
         self.holder.automatic()
         self.holder.most_draws = draws
 

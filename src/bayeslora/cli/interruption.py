@@ -9,9 +9,12 @@ INTERRUPTED = 130
 """Exit code of an interrupted command."""
 
 
+_before = sys.excepthook
+
+
 def _told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if not issubclass(kind, KeyboardInterrupt):
-        sys.__excepthook__(kind, error, trace)
+        _before(kind, error, trace)
         return
     print("bayeslora: interrupted", file=sys.stderr)
     sys.exit(INTERRUPTED)

@@ -54,7 +54,9 @@ def one_line(box: str) -> str:
 def with_initials(message: str, options: Iterable[str]) -> str:
     """The message about an unknown option, with the option whose initials it is: ``--learning-rate`` for ``--lr``."""
     given = re.match(r"unknown: --(\w{2,})", message)
-    short = {"".join(word[0] for word in name.split("-")): name for name in options}
+    short: dict[str, str] = {}
+    for name in options:
+        short.setdefault("".join(word[0] for word in name.split("-")), name)
     if given is None or given[1] not in short:
         return message
     return re.sub(r"(; did you mean \S+)?; see ", f"; did you mean --{short[given[1]]}?; see ", message)

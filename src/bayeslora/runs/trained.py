@@ -262,7 +262,7 @@ class TrainedModel:
         if not wanted:
             raise InputError(f"{self.directory.path}: is an adapter without a run, which names no task; give --task")
         labels = () if self.result is None else tuple(self.result.labels or ())
-        return find_task(wanted, data_dir, replace(how or self.config.data.own_format(), labels=labels))
+        return find_task(wanted, data_dir, replace(how or self.config.data.own_format(), labels=labels, known=True))
 
     def predict_task(self, task: Task, split: str) -> Predictions:
         """Predictions on a split of a loaded task."""

@@ -35,7 +35,17 @@ from bayeslora.tasks.conversations import ConversationTask, example_key, read_co
 from bayeslora.tasks.file import FIELDS, SHARES, read_own
 from bayeslora.tasks.labelled import found_labels, label_names, labelled_reader
 from bayeslora.tasks.misnamed import columns_option, looks_like
-from bayeslora.tasks.rows import Items, Reader, Row, content_key, parts_by_rank, rank, usable, warn_of_left_out
+from bayeslora.tasks.rows import (
+    Items,
+    Reader,
+    Row,
+    content_key,
+    is_missing,
+    parts_by_rank,
+    rank,
+    usable,
+    warn_of_left_out,
+)
 from bayeslora.tasks.sources import find_file
 from bayeslora.tasks.tables import TABLES, check_table, read_table
 from bayeslora.tasks.text import DocumentTask, document_key, read_document
@@ -64,12 +74,14 @@ class OwnFormat:
         config: configuration of a data set of the hub.
         splits: names that our splits have there: ``{"train": "train_sft"}``.
         labels: of a run that classifies texts: the options of texts that have no other labels.
+        known: whether the kind of data is known, as for a run that is trained: other columns are then not looked at.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
     config: str | None = None
     splits: Mapping[str, str] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
+    known: bool = False
 
     def __post_init__(self) -> None:
         for name in self.columns:
@@ -259,7 +271,8 @@ def own_task(rows: OwnRows, how: OwnFormat) -> Task | TokenTask[Any]:
             "them with --columns, such as question=query"
         )
     unused = [str(name) or "(without a name)" for name in first.values if name not in (*shape.needs, *shape.uses)]
-    _require_no_misnamed(first, shape, unused, how.columns)
+    if not how.known:
+        _require_no_misnamed(first, shape, [it for it in unused if not is_missing(first.values.get(it))], how.columns)
     told = f"; columns not used: {', '.join(unused)}" if unused else ""
     return shape.task(replace(rows, labels=how.labels, about=f"{shape.kind} in {rows.name}{told}"))
 

@@ -132,23 +132,26 @@ def _open(path: Path) -> IO[str]:
 def parse_object(line: str, origin: str) -> dict[str, Any]:
     """Parse the JSON object of a line; ``origin`` names the line in errors."""
     try:
-        values = json.loads(line, object_pairs_hook=_object)
-    except InputError as error:
-        raise InputError(f"{origin}: {error}") from error
+        values = OBJECTS.decode(line)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{origin}: is not valid JSON ({first_line(error)}); give one JSON object per line") from error
-    if not isinstance(values, dict):
+    if not isinstance(values, _Pairs):
         raise InputError(f"{origin}: is a JSON {type(values).__name__}; give one JSON object per line")
-    return values
+    if values.twice:
+        raise InputError(f"{origin}: has the field {values.twice[0]!r} twice; keep one of them")
+    return dict(values)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, none of whose names may stand there twice."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise InputError(f"has the field {twice!r} twice; keep one of them")
-    return values
+class _Pairs(dict[str, Any]):
+    """A JSON object that knows which of its names were given twice."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        self.twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+
+
+OBJECTS = json.JSONDecoder(object_pairs_hook=_Pairs)
+"""Decodes JSON; objects are :class:`_Pairs`."""
 
 
 def _read_local(source: Source, data_dir: Path) -> list[Row]:

@@ -67,7 +67,7 @@ def _csv_rows(path: Path, ours: Mapping[str, str]) -> Iterator[Row]:
         found = next(records, None)
         if found is None:
             return
-        header = [name.strip() for name in found]
+        header = [name if name in ours else name.strip() for name in found]
         _check_separator(header, f"{path}, line {lines.line_num}")
         _check_names(header, f"{path}, line {lines.line_num}")
         for cells in records:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -61,7 +60,7 @@ class MontecloraHolder(ForeignHolder):
         super().__init__(model)
         for layer in self._layers.values():
             variants: Any = layer.lora_variant
-            variants.update(dict.fromkeys(variants, _variant()))
+            variants.update({name: Variant(own) for name, own in variants.items()})
 
     @classmethod
     def peft_config(
@@ -95,7 +94,9 @@ class MontecloraHolder(ForeignHolder):
 
     def penalty(self) -> Tensor | None:
         """PEFT's loss on the distributions, averaged over layers, at the last draw in use."""
-        samplers = [sampler for layer in self._layers.values() for sampler in _samplers(layer) if sampler.training]
+        samplers = [
+            sampler for layer in self._layers.values() for sampler in _active_samplers(layer) if sampler.training
+        ]
         return variational_loss(samplers) if samplers else None
 
     def _adapts(self, module: nn.Module) -> bool:
@@ -163,22 +164,35 @@ def _drawn(sampler: Any) -> Tensor:
     return noise(sampler, copies, normal(rank, rank).square().sum(0), mixture)
 
 
-@cache
-def _variant() -> Any:
-    """PEFT's forward pass of a layer, with :func:`noise` (made here because PEFT takes long to import)."""
-    from peft.tuners.lora.variants import MontecloraLinearVariant
+class Variant:
+    """PEFT's forward pass of a layer, with :func:`noise`; for all else PEFT's own.
 
-    class Variant(MontecloraLinearVariant):
-        @staticmethod
-        def forward(module: Any, active_adapter: str, x: Tensor, result: Tensor, **kwargs: Any) -> Tensor:
-            weight = module.lora_A[active_adapter].weight
-            if module.training:
-                weight = weight + _drawn(module.lora_monteclora_sampler[active_adapter]).T
-            x = module.lora_dropout[active_adapter](x.to(weight.dtype))
-            update = module.lora_B[active_adapter](functional.linear(x, weight))
-            return result + update * module.scaling[active_adapter]
+    Args:
+        peft: the class of PEFT that does the same.
+    """
 
-    return Variant()
+    def __init__(self, peft: Any) -> None:
+        self._peft = peft
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)  # or copying would look for it for ever
+        return getattr(self._peft, name)
+
+    def forward(self, module: Any, active_adapter: str, x: Tensor, result: Tensor, **kwargs: Any) -> Tensor:
+        """The result with the update of one adapter."""
+        weight = module.lora_A[active_adapter].weight
+        if module.training:
+            weight = weight + _drawn(module.lora_monteclora_sampler[active_adapter]).T
+        x = module.lora_dropout[active_adapter](x.to(weight.dtype))
+        update = module.lora_B[active_adapter](functional.linear(x, weight))
+        return result + update * module.scaling[active_adapter]
+
+
+def _active_samplers(layer: Any) -> list[nn.Module]:
+    """The samplers of the active adapters of a layer."""
+    samplers = layer.lora_monteclora_sampler
+    return [samplers[name] for name in layer.active_adapters if name in samplers]
 
 
 def _samplers(layer: nn.Module) -> list[nn.Module]:
