@@ -56,10 +56,6 @@ class GradientDraws:
                 tensor.register_hook(own)
                 self._last = weakref.ref(own)
 
-    def again(self, drawn: Mapping[str, Draws]) -> None:
-        """Note the draws of a whole model that is run again in a backward pass."""
-        self.running = dict(drawn)
-
     def tidy(self) -> None:
         """Let go of draws that no backward pass needs any more."""
         self.running = None

@@ -386,9 +386,9 @@ class PosteriorHolder(TunerModule, Holder):
         self._prepared = self._mode, self.training
         for name in self.active if self._mixed is None else self._mixed:
             self._drawn[name] = self._factors_for(name)
-        if in_backward():  # the whole model is checkpointed
-            self._learning.again(self._of_active)
-        elif self.training and torch.is_grad_enabled():
+        if in_backward():
+            return  # the whole model is checkpointed and run again
+        if self.training and torch.is_grad_enabled():
             self._learning.begin(self._of_active)
         else:
             self._learning.tidy()
