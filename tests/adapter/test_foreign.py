@@ -275,10 +275,11 @@ def test_the_penalty_is_that_of_the_active_adapter():
     torch.testing.assert_close(find_any_holder(model).penalty(), model.base_model._get_monteclora_loss())
 
 
-def test_a_model_can_be_pickled(tmp_path):
+def test_a_copy_of_a_model_predicts_and_draws_the_same():
+    """And has layers of its own, whose forward pass is ours."""
     model = made("monteclora")
-    torch.save(model, tmp_path / "model.pt")
-    assert torch.equal(logits(torch.load(tmp_path / "model.pt", weights_only=False)), logits(model))
+    twin = copy.deepcopy(model)
+    assert torch.equal(logits(twin), logits(model)) and torch.equal(drawn(twin, 2), drawn(model, 2))
 
 
 def test_pvera_has_no_penalty_and_neither_has_a_kl():
