@@ -245,6 +245,11 @@ def test_mistakes_are_told_in_a_few_words(given: list[str], told: str, capsys: p
     assert line.startswith(f"bayeslora: {told}") and line.endswith("; see bayeslora train --help")
 
 
+def test_initials_are_recognised_where_more_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _main("train", "--model", "m", "--lr", "1") == 2
+    assert "; unknown: --lr 1; did you mean --learning-rate?; see bayeslora train --help\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("encoding", some(["utf-8", "ascii"], ["ascii"]))
 def test_the_line_is_the_same_in_every_encoding(encoding: str) -> None:
     command = [sys.executable, "-m", "bayeslora", "convrt"]

@@ -53,7 +53,7 @@ def one_line(box: str) -> str:
 
 def with_initials(message: str, options: Iterable[str]) -> str:
     """The message about an unknown option, with the option whose initials it is: ``--learning-rate`` for ``--lr``."""
-    given = re.match(r"unknown: --(\w{2,})", message)
+    given = re.search(r"unknown: --(\w{2,})", message)
     short: dict[str, str] = {}
     for name in options:
         short.setdefault("".join(word[0] for word in name.split("-")), name)
